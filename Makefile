@@ -1,0 +1,44 @@
+# make build   environment in .venv, package installed, sm86 artifacts built
+# make test    formatting, lint, types, tests; what CI runs
+# make gpu     the tests and measurements that need an NVIDIA GPU
+# make evidence  fails if a recorded GPU result no longer matches what the sources compile to
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := CMakeLists.txt $(wildcard loader/native/*)
+
+.PHONY: build test lint gpu evidence format clean
+
+build: $(STAMP)
+	$(BIN)/sonata-aot build --arch sm86
+
+test: lint
+	$(BIN)/pytest -n auto --dist worksteal -m "not gpu"
+	$(BIN)/python -m benchmarks.evidence --report
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+gpu: $(STAMP)
+	$(BIN)/pytest -m gpu
+
+evidence: $(STAMP)
+	$(BIN)/python -m benchmarks.evidence
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# torch is pinned in constraints.txt; see there.
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

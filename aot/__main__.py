@@ -1,0 +1,5 @@
+"""`python -m sonata_aot.aot` is `sonata-aot`."""
+
+from .cli import main
+
+main()

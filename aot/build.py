@@ -1,0 +1,253 @@
+"""One build from the plan to a published artifact directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..artifacts import __version__, environment
+from ..artifacts.arch import Arch, cubin_min_cuda, ptx_min_cuda
+from ..artifacts.cubin import read_cubin
+from ..artifacts.declaration import Budget, entry_prefix
+from ..artifacts.errors import BuildError
+from ..artifacts.manifest import (
+    MAX_OBJECT_BYTES,
+    SCHEMA,
+    Binary,
+    Manifest,
+    Payload,
+    Selection,
+    Source,
+    binary_order,
+)
+from ..artifacts.places import default_artifacts
+from ..artifacts.schema import digest
+from ..artifacts.store import make_private, publish, sha256
+from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major
+from ..kernels import KernelSpec
+from .cache import Cache, Entry
+from .plan import Job, jobs
+from .pool import Compiled, CompileFailed, run_tasks
+from .provenance import git_state
+from .sass import disassemble, spills
+from .sources import source_digest, source_files
+from .toolchain import compiler_versions, tool
+
+# Called with the number of jobs done, how many there are, and what has just been done.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class BuildResult:
+    """What a build did. `written` counts files that changed in the directory."""
+
+    directory: Path
+    manifest: Manifest
+    compiled: set[str] = field(default_factory=set)
+    written: int = 0
+
+
+def build(
+    specs: Sequence[KernelSpec],
+    archs: Sequence[Arch],
+    *,
+    out: Path | None = None,
+    workers: int | None = None,
+    timeout: float = 300.0,
+    progress: Progress = lambda done, total, what: None,
+) -> BuildResult:
+    """Compile what the cache lacks and publish the whole selection.
+
+    The directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
+    selection. `timeout` is in seconds, for one job.
+
+    Raises:
+        MissingDependency: the compiler or the disassembler is not installed.
+        BuildError: a kernel did not compile, or broke its declaration or budget. Those that did
+            compile stay in the cache.
+        StoreError, UntrustedPath: the directory or the cache cannot be used.
+    """
+    directory = out or default_artifacts()
+    compiler_versions()
+    make_private(directory, "publish to")
+    plan = jobs(specs, archs)
+    cache = Cache()
+    entries = {job.key: entry for job in plan if (entry := cache.find(job.key)) is not None}
+    for position, job in enumerate(job for job in plan if job.key in entries):
+        progress(position + 1, len(plan), f"{job.label}: cached")
+    missing = [job for job in plan if job.key not in entries]
+    compiled: set[str] = set()
+    if missing:
+        tool("nvdisasm")
+        with cache.building() as scratch:
+            # Another build may have filled the cache while this one waited for its turn.
+            for job in missing:
+                if (entry := cache.find(job.key)) is not None:
+                    entries[job.key] = entry
+            missing = [job for job in missing if job.key not in entries]
+            count = _worker_count(workers, len(missing))
+            done = len(plan) - len(missing)
+            for entry, took in _compile(missing, cache, count, timeout, scratch):
+                cache.add(entry)
+                entries[entry.binary.key] = entry
+                compiled.add(entry.binary.key)
+                done += 1
+                progress(done, len(plan), f"{entry.binary.label}: compiled in {took:.1f} s")
+    manifest = _manifest(specs, archs, [entries[job.key].binary for job in plan])
+    objects = {name: data for entry in entries.values() for name, data in entry.objects.items()}
+    written = publish(directory, manifest, dict(sorted(objects.items())))
+    return BuildResult(directory, manifest, compiled, written)
+
+
+def _worker_count(requested: int | None, tasks: int) -> int:
+    most = requested or environment.MAX_JOBS.get() or len(os.sched_getaffinity(0))
+    return max(1, min(most, tasks))
+
+
+def _task(job: Job) -> dict[str, Any]:
+    declaration, (module, _, function) = job.spec.declaration, job.spec.device.partition(":")
+    return {
+        "module": module,
+        "function": function,
+        "arch": job.arch.compiler_name,
+        "prefix": entry_prefix(job.spec.name, job.variant),
+        "parameters": [
+            {
+                "kind": parameter.kind,
+                "align": parameter.align,
+                "dtype": declaration.element(parameter, job.variant)
+                if parameter.kind == "pointer"
+                else None,
+            }
+            for parameter in declaration.parameters
+        ],
+        "constants": job.variant,
+        "elements": [p.element for p in declaration.parameters if p.element in job.variant],
+        "block": declaration.block_shape(job.variant),
+        "shared_bytes": declaration.shared_memory(job.variant),
+        "stem": job.key,
+    }
+
+
+def _compile(
+    missing: Sequence[Job], cache: Cache, workers: int, timeout: float, scratch: Path
+) -> Iterator[tuple[Entry, float]]:
+    """Yield each good job's entry and its seconds; raise at the end if some failed."""
+    failures: list[str] = []
+    tasks = [_task(job) for job in missing]
+    for outcome in run_tasks(tasks, workers, timeout, scratch):
+        job = missing[outcome.index]
+        match outcome:
+            case CompileFailed(error=error, log=log):
+                kept = cache.keep_log(job.key, log)
+                failures.append(f"{job.label}: {error} (whole output: {kept})")
+            case Compiled(cubin=cubin, ptx=ptx, seconds=seconds):
+                try:
+                    yield measure(job, cubin, ptx), seconds
+                except BuildError as error:
+                    failures.append(error.what)
+                finally:
+                    cubin.unlink(missing_ok=True)
+                    ptx.unlink(missing_ok=True)
+    if failures:
+        raise BuildError(
+            "\n".join(failures), remedy="correct the kernel or its declaration and build again"
+        )
+
+
+def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
+    """Read off a compiled job what the manifest records, and check it.
+
+    Raises:
+        BuildError: the machine code contradicts the declaration, is for another architecture, or
+            breaks the budget.
+    """
+    cubin, ptx = cubin_file.read_bytes(), ptx_file.read_bytes()
+    code = read_cubin(cubin)
+    declaration = job.spec.declaration
+    if len(code.kernels) != 1 or max(len(cubin), len(ptx)) > MAX_OBJECT_BYTES:
+        raise _broken(job, f"{len(code.kernels)} entries, {len(cubin)} bytes")
+    kernel = code.kernels[0]
+    if kernel.parameters != declaration.offsets:
+        raise _broken(
+            job,
+            f"the compiled parameter table {list(kernel.parameters)} is not the declared "
+            f"{list(declaration.offsets)}",
+        )
+    isa = re.search(rb"^\.version (\d)\.(\d)$", ptx, re.M)
+    if isa is None:
+        raise _broken(job, "the PTX has no .version line")
+    version = (int(isa[1]), int(isa[2]))
+    binary = Binary(
+        kernel=job.spec.name,
+        variant=job.variant,
+        arch=job.arch.name,
+        entry=kernel.entry,
+        parameters=kernel.parameters,
+        block=declaration.block_shape(job.variant),
+        shared_bytes=declaration.shared_memory(job.variant),
+        static_shared_bytes=kernel.static_shared_bytes,
+        registers=kernel.registers,
+        stack_bytes=kernel.stack_bytes,
+        spills=spills(disassemble(cubin_file)),
+        cubin=Payload(
+            sha256(cubin),
+            len(cubin),
+            _dotted(cubin_min_cuda(job.arch, compiler_cuda_major(code))),
+            None,
+        ),
+        ptx=Payload(sha256(ptx), len(ptx), _dotted(ptx_min_cuda(version)), _dotted(version)),
+        key=job.key,
+    )
+    problems = [
+        *check_cubin(binary, cubin),
+        *check_ptx(binary, ptx),
+        *over_budget(binary, declaration.budget),
+    ]
+    if problems:
+        raise _broken(job, "; ".join(problems))
+    return Entry(binary, cubin, ptx)
+
+
+def over_budget(binary: Binary, budget: Budget) -> list[str]:
+    """Each resource of which a binary uses more than its budget."""
+    return [
+        f"{name} is {getattr(binary, name)}, over the budget of {getattr(budget, name)}"
+        for name in ("registers", "spills", "stack_bytes")
+        if getattr(binary, name) > getattr(budget, name)
+    ]
+
+
+def _broken(job: Job, problem: str) -> BuildError:
+    return BuildError(f"{job.label}: {problem}", remedy="correct the kernel or its declaration")
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _manifest(
+    specs: Sequence[KernelSpec], archs: Sequence[Arch], binaries: Sequence[Binary]
+) -> Manifest:
+    modules = [spec.module for spec in specs]
+    files = {path for module in modules for path in source_files(module).values()}
+    commit, dirty = git_state(files)
+    return Manifest(
+        schema=SCHEMA,
+        tool=__version__,
+        compiler=compiler_versions(),
+        source=Source(
+            digest=digest({spec.name: source_digest(spec.module) for spec in specs}),
+            commit=commit,
+            dirty=dirty,
+        ),
+        selection=Selection(
+            archs=tuple(arch.name for arch in archs), kernels=tuple(spec.name for spec in specs)
+        ),
+        kernels=tuple(spec.declaration for spec in specs),
+        binaries=tuple(sorted(binaries, key=binary_order)),
+    )

@@ -1,0 +1,124 @@
+"""The compile cache: one folder per cache key, put in place whole.
+
+    ROOT/compiled/<key>/record.json   a manifest's record of the binary
+    ROOT/compiled/<key>/<sha256>.cubin, <sha256>.ptx
+
+Whatever is damaged counts as absent and is compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..artifacts.errors import SonataError
+from ..artifacts.files import explained, locked, read_bounded
+from ..artifacts.manifest import Binary, Payload
+from ..artifacts.places import cache_root
+from ..artifacts.schema import canonical_json, decode, encode, parse_json
+from ..artifacts.store import make_private, sha256
+
+_RECORD = "record.json"
+_MAX_RECORD_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A compiled binary: its record and the bytes of its two files."""
+
+    binary: Binary
+    cubin: bytes
+    ptx: bytes
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        """File name to bytes, as an artifact directory holds them."""
+        return {self.binary.cubin.file_name: self.cubin, self.binary.ptx.file_name: self.ptx}
+
+
+class Cache:
+    """The cache under a root directory; `Cache()` is the user's."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Name the place; nothing is created before the first write."""
+        self.root = root or cache_root()
+        self._compiled = self.root / "compiled"
+
+    def find(self, key: str) -> Entry | None:
+        """The entry of a key, its bytes checked by digest; None if absent or damaged."""
+        folder = self._compiled / key
+        try:
+            data = read_bounded(folder / _RECORD, _MAX_RECORD_BYTES)
+            binary = decode(Binary, parse_json(data, str(folder)), str(folder))
+            if binary.key != key:
+                return None
+            return Entry(binary, _read(folder, binary.cubin), _read(folder, binary.ptx))
+        except (OSError, SonataError):
+            return None
+
+    def add(self, entry: Entry) -> None:
+        """Put an entry in place, whole, instead of a damaged one if there is any.
+
+        Raises:
+            StoreError: no permission, no space.
+        """
+        folder = self._compiled / entry.binary.key
+        files = {**entry.objects, _RECORD: canonical_json(encode(entry.binary))}
+        with explained(self.root, "write the cache in"), self._staging() as staging:
+            staged = staging / "entry"
+            staged.mkdir(mode=0o700)
+            for name, data in files.items():
+                (staged / name).write_bytes(data)
+            if folder.exists():
+                os.rename(folder, staging / "damaged")
+            os.rename(staged, folder)
+
+    def keep_log(self, key: str, log: Path) -> Path:
+        """Keep the compiler's output of a failed job; returns where.
+
+        Raises:
+            StoreError: no permission, no space.
+        """
+        kept = self.root / "logs" / f"{key}.txt"
+        make_private(kept.parent, "write the cache in")
+        with explained(kept.parent, "write the cache in"):
+            shutil.copyfile(log, kept)
+        return kept
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[Path]:
+        """Hold the build lock of this cache, with an empty scratch directory.
+
+        Builders that race for one cache so compile each kernel once. What a killed builder left is
+        cleared by the next.
+
+        Raises:
+            StoreError: no permission, no space.
+            UntrustedPath: somebody else can write there.
+        """
+        make_private(self._compiled, "write the cache in")
+        with explained(self.root, "write the cache in"), locked(self._compiled):
+            for old in self.root.glob("scratch-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            with self._staging("scratch-") as scratch:
+                yield scratch
+
+    @contextlib.contextmanager
+    def _staging(self, prefix: str = "scratch-entry-") -> Iterator[Path]:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(folder: Path, payload: Payload) -> bytes:
+    data = read_bounded(folder / payload.file_name, payload.size)
+    if sha256(data) != payload.sha256:
+        raise OSError(f"{folder}: {payload.file_name} is damaged")
+    return data

@@ -1,0 +1,225 @@
+"""The command line: parse, call, print. What is done lives in the modules beside this one."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from ..artifacts import __version__, environment
+from ..artifacts.errors import SonataError
+from ..artifacts.places import default_artifacts
+
+# Only what `--help` needs is imported above; each command brings its own.
+
+_DIRECTORY = click.Path(path_type=Path, file_okay=True)
+
+
+class _Group(click.Group):
+    """Prints a `SonataError` as one message, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if environment.NO_COLOR.get():
+            ctx.color = False
+        try:
+            return super().invoke(ctx)
+        except SonataError as error:
+            fail(error)
+
+
+def fail(error: SonataError) -> NoReturn:
+    """Print an error and exit with its code."""
+    click.echo(f"sonata-aot: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print JSON for a program to read."
+    )(command)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sonata-aot")
+def main() -> None:
+    """Compile CuTe DSL kernels ahead of time, and look after what was compiled."""
+
+
+@main.command()
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="Architecture to build for, such as sm86 or 9.0a; repeat for several. "
+    "Without it, TORCH_CUDA_ARCH_LIST.",
+)
+@click.option(
+    "--kernel", "kernels", multiple=True, metavar="NAME", help="Build only this kernel; repeatable."
+)
+@click.option(
+    "--out",
+    type=_DIRECTORY,
+    help="Directory to publish into. Default: SONATA_AOT_DIR, or the user's cache.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Most workers at once. Default: MAX_JOBS, or the cores."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest that one kernel may compile.",
+)
+@_json_option
+def build(
+    archs: tuple[str, ...],
+    kernels: tuple[str, ...],
+    out: Path | None,
+    jobs: int | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Compile kernels into an artifact directory.
+
+    Needs no GPU, no CUDA toolkit and no torch. What is cached is not compiled again. Afterwards the
+    directory holds exactly what was asked for.
+    """
+    from . import plan, report
+    from .build import build as run
+    from .progress import Progress
+
+    progress = Progress(quiet=as_json)
+    try:
+        result = run(
+            plan.choose_kernels(kernels),
+            plan.choose_archs(archs),
+            out=out,
+            workers=jobs,
+            timeout=timeout,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    binaries = result.manifest.binaries
+    if as_json:
+        report.print_json(
+            {
+                "directory": str(result.directory),
+                "compiled": sorted(result.compiled),
+                "cached": sorted({b.key for b in binaries} - result.compiled),
+                "written": result.written,
+                "manifest": report.manifest_data(result.manifest),
+            }
+        )
+        return
+    click.echo(report.binary_table(binaries))
+    cached = len(binaries) - len(result.compiled)
+    done = (
+        "everything was cached"
+        if not result.compiled
+        else (f"{len(result.compiled)} compiled, {cached} cached")
+    )
+    click.echo(f"\n{report.plural(len(binaries), 'binary', 'binaries')}: {done}")
+    click.echo(f"{'published in' if result.written else 'unchanged in'} {result.directory}")
+
+
+def _directory_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    @click.argument("directory", type=_DIRECTORY, required=False)
+    @functools.wraps(command)
+    def with_default(directory: Path | None, **rest: Any) -> Any:
+        return command(directory or default_artifacts(), **rest)
+
+    return with_default
+
+
+@main.command("list")
+@_directory_argument
+@_json_option
+def list_(directory: Path, as_json: bool) -> None:
+    """Show what an artifact directory holds.
+
+    DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    """
+    from ..artifacts.store import open_artifacts
+    from . import report
+
+    manifest = open_artifacts(directory).manifest
+    if as_json:
+        report.print_json({"directory": str(directory), **report.manifest_data(manifest)})
+        return
+    click.echo(report.binary_table(manifest.binaries))
+    commit = manifest.source.commit
+    origin = (
+        f"commit {commit[:12]}{' (changed)' if manifest.source.dirty else ''}"
+        if commit
+        else ("no commit")
+    )
+    compiler = manifest.compiler.get("nvidia-cutlass-dsl", "unknown")
+    click.echo(
+        f"\n{directory}: sonata-aot {manifest.tool}, nvidia-cutlass-dsl {compiler}, {origin}, "
+        f"digest {manifest.digest[:12]}"
+    )
+
+
+@main.command()
+@_directory_argument
+@_json_option
+def verify(directory: Path, as_json: bool) -> None:
+    """Check every byte of an artifact directory; exit 1 if anything is wrong.
+
+    Needs no GPU. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    """
+    from ..artifacts.verify import Failed, Passed, Unexpected
+    from ..artifacts.verify import verify as run
+    from . import report
+
+    outcomes = run(directory)
+    bad = [outcome for outcome in outcomes if not isinstance(outcome, Passed)]
+    if as_json:
+        report.print_json(
+            {
+                "directory": str(directory),
+                "ok": not bad,
+                "outcomes": [
+                    {"outcome": type(item).__name__.lower(), **vars(item)} for item in outcomes
+                ],
+            }
+        )
+    else:
+        for outcome in outcomes:
+            match outcome:
+                case Passed(subject=subject):
+                    click.echo(f"ok    {subject}")
+                case Failed(subject=subject, problem=problem, remedy=remedy):
+                    click.echo(f"FAIL  {subject}: {problem}; {remedy}")
+                case Unexpected(subject=subject):
+                    click.echo(f"FAIL  {subject}: not named by the manifest; remove it or rebuild")
+        click.echo(f"{directory}: {len(outcomes) - len(bad)} ok, {len(bad)} wrong")
+    sys.exit(1 if bad else 0)
+
+
+@main.command()
+@click.argument("directory", type=_DIRECTORY, required=False)
+@click.option("--arch", metavar="ARCH", help="As the loader's arch=: only this architecture.")
+@click.option("--allow-ptx", is_flag=True, help="As the loader's allow_ptx=True.")
+@_json_option
+def doctor(directory: Path | None, arch: str | None, allow_ptx: bool, as_json: bool) -> None:
+    """Show what this machine has, and which artifacts a loader would choose and why.
+
+    Looks where the loader looks, or only in DIRECTORY.
+    """
+    from . import report
+    from .doctor import examine, render
+
+    found = examine(directory, arch=arch, allow_ptx=allow_ptx)
+    if as_json:
+        report.print_json(found)
+    else:
+        click.echo(render(found))

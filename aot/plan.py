@@ -1,0 +1,89 @@
+"""What a build consists of: every kernel, variant and architecture, each with its cache key."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..artifacts import environment
+from ..artifacts.arch import Arch, normalise, parse_arch_list
+from ..artifacts.declaration import Variant, variant_name
+from ..artifacts.errors import UsageError
+from ..artifacts.schema import digest, encode
+from ..kernels import KernelSpec, builtin
+from .sources import source_digest
+from .toolchain import compiler_versions
+
+
+@dataclass(frozen=True)
+class Job:
+    """One variant of one kernel for one architecture."""
+
+    spec: KernelSpec
+    variant: Variant
+    arch: Arch
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"{self.spec.name}[{variant_name(self.variant)}] {self.arch}"
+
+    @functools.cached_property
+    def key(self) -> str:
+        """SHA-256 over everything that can change a byte of the output, and nothing else."""
+        return digest(
+            {
+                "declaration": encode(self.spec.declaration),
+                "device": self.spec.device,
+                "variant": self.variant,
+                "arch": self.arch.name,
+                "recipe": _recipe(),
+                "sources": source_digest(self.spec.module),
+                "compiler": compiler_versions(),
+            }
+        )
+
+
+@functools.cache
+def _recipe() -> str:
+    # The compile options, and how a worker turns a task into a compiler call.
+    return hashlib.sha256(Path(__file__).with_name("recipe.py").read_bytes()).hexdigest()
+
+
+def choose_archs(requested: Iterable[str]) -> tuple[Arch, ...]:
+    """The architectures asked for, or those of TORCH_CUDA_ARCH_LIST; never this machine's own.
+
+    Raises:
+        UsageError: an unknown architecture, or none at all.
+    """
+    archs = normalise(Arch.parse(text) for text in requested)
+    if not archs:
+        archs = parse_arch_list(environment.TORCH_CUDA_ARCH_LIST.get())
+    if not archs:
+        raise UsageError("no architecture given", remedy="say for instance --arch sm86")
+    return archs
+
+
+def choose_kernels(requested: Iterable[str]) -> tuple[KernelSpec, ...]:
+    """The kernels asked for, or all of them, sorted by name.
+
+    Raises:
+        UsageError: an unknown kernel.
+    """
+    known = builtin()
+    names = sorted(set(requested)) or list(known)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown kernel {name!r}", remedy="use one of " + " ".join(known))
+    return tuple(known[name] for name in names)
+
+
+def jobs(specs: Iterable[KernelSpec], archs: Iterable[Arch]) -> list[Job]:
+    """Every combination, in the order of the manifest."""
+    targets = list(archs)
+    return [
+        Job(spec, variant, arch) for spec in specs for arch in targets for variant in spec.variants
+    ]

@@ -1,0 +1,151 @@
+"""Runs compile workers: as many as allowed, one task each, no worker able to hang the build."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .worker import environment_for_worker
+
+_WORKER = "sonata_aot.aot.worker"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A task that succeeded: the files it left, and how long it took in seconds."""
+
+    index: int
+    cubin: Path
+    ptx: Path
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CompileFailed:
+    """A task that failed: the first line of the reason, and the compiler's whole output."""
+
+    index: int
+    error: str
+    log: Path
+
+
+class _Worker:
+    def __init__(self, scratch: Path) -> None:
+        scratch.mkdir()
+        self.log = scratch / "log.txt"
+        folder = scratch / "work"
+        folder.mkdir()
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", _WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=folder,
+                env=environment_for_worker(dict(os.environ), str(folder)),
+                # Ctrl-C goes to the parent alone, which ends its workers.
+                start_new_session=True,
+            )
+        self.index = -1
+        self.started = 0.0
+        self._received = b""
+
+    def give(self, index: int, task: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.index, self.started = index, time.monotonic()
+        # If it has died, its closed output will say so.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(task).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def receive(self) -> dict[str, Any] | None:
+        """The answer, or None while it is not whole. A dead worker answers with an error."""
+        assert self.process.stdout is not None
+        chunk = os.read(self.process.stdout.fileno(), 65536)
+        self._received += chunk
+        line, newline, rest = self._received.partition(b"\n")
+        if newline:
+            self._received = rest
+            return json.loads(line)
+        if chunk:
+            return None
+        status = self.process.wait()
+        reason = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return {"ok": False, "error": f"the compile worker died ({reason})"}
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def run_tasks(
+    tasks: Sequence[dict[str, Any]], workers: int, timeout: float, scratch: Path
+) -> Iterator[Compiled | CompileFailed]:
+    """Compile every task, yielding each outcome as it comes.
+
+    A worker that dies, or takes longer than `timeout` seconds over one task, is replaced; its task
+    has failed. All workers end when the iterator does, however it does. `scratch` must be an empty
+    directory; outcomes name files in it.
+    """
+    waiting = list(enumerate(tasks))[::-1]
+    names = iter(range(sys.maxsize))
+    active: dict[int, _Worker] = {}
+    with selectors.DefaultSelector() as selector:
+
+        def start() -> None:
+            worker = _Worker(scratch / f"worker{next(names)}")
+            assert worker.process.stdout is not None
+            active[worker.process.pid] = worker
+            selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            worker.give(*waiting.pop())
+
+        def retire(worker: _Worker) -> None:
+            assert worker.process.stdout is not None
+            selector.unregister(worker.process.stdout)
+            del active[worker.process.pid]
+            worker.end()
+
+        try:
+            while waiting or active:
+                while waiting and len(active) < workers:
+                    start()
+                now = time.monotonic()
+                patience = min(worker.started + timeout - now for worker in active.values())
+                for key, _ in selector.select(max(patience, 0)):
+                    worker: _Worker = key.data
+                    answer = worker.receive()
+                    if answer is None:
+                        continue
+                    yield _outcome(worker, answer)
+                    if worker.process.poll() is None and waiting:
+                        worker.give(*waiting.pop())
+                    else:
+                        retire(worker)
+                for worker in list(active.values()):
+                    if time.monotonic() - worker.started >= timeout:
+                        retire(worker)
+                        error = f"took longer than {timeout:g} s and was ended"
+                        yield CompileFailed(worker.index, error, worker.log)
+        finally:
+            for worker in list(active.values()):
+                retire(worker)
+
+
+def _outcome(worker: _Worker, answer: dict[str, Any]) -> Compiled | CompileFailed:
+    if not answer["ok"]:
+        return CompileFailed(worker.index, answer["error"], worker.log)
+    seconds = time.monotonic() - worker.started
+    return Compiled(worker.index, Path(answer["cubin"]), Path(answer["ptx"]), seconds)

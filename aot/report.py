@@ -1,0 +1,65 @@
+"""How results are shown: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ..artifacts.manifest import Binary, Manifest
+from ..artifacts.schema import encode
+
+_COLUMNS = ("kernel", "variant", "arch", "registers", "spills", "shared", "bytes")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A plain table: text to the left, numbers to the right."""
+    cells = [tuple(columns), *(tuple(map(str, row)) for row in rows)]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
+    right = [
+        bool(rows) and all(isinstance(row[i], int) for row in rows) for i in range(len(widths))
+    ]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if numeric else cell.ljust(width)
+            for cell, width, numeric in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+    return "\n".join([click.style(lines[0], bold=True), *lines[1:]])
+
+
+def binary_table(binaries: Sequence[Binary]) -> str:
+    """The binaries of a directory; `bytes` is machine code plus PTX."""
+    return table(
+        _COLUMNS,
+        [
+            (
+                binary.kernel,
+                binary.variant_name,
+                binary.arch,
+                binary.registers,
+                binary.spills,
+                binary.shared_bytes + binary.static_shared_bytes,
+                binary.cubin.size + binary.ptx.size,
+            )
+            for binary in binaries
+        ],
+    )
+
+
+def manifest_data(manifest: Manifest) -> dict[str, Any]:
+    """A manifest as JSON data, its digest included."""
+    return {**encode(manifest), "digest": manifest.digest}
+
+
+def print_json(data: Any) -> None:
+    """Print JSON for a program to read: one object, on standard output."""
+    click.echo(json.dumps(data, indent=2))
+
+
+def plural(count: int, one: str, many: str) -> str:
+    """`1 binary`, `2 binaries`."""
+    return f"{count} {one if count == 1 else many}"

@@ -1,0 +1,61 @@
+"""Reads the disassembly of a cubin: which instructions a kernel consists of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .toolchain import run_tool
+
+# "        /*0120*/                   @!P0 LDG.E.128 R4, [R2.64] ;"
+_INSTRUCTION = re.compile(
+    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@(?P<predicate>!?U?P[0-9T]+)\s+)?"
+    r"(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\b(?P<operands>[^;]*);",
+    re.M,
+)
+# Loads and stores of local memory, where spilled registers and indexed arrays live.
+_LOCAL = ("LDL", "STL")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: `LDG.E.128` is its opcode, `LDG` its mnemonic."""
+
+    address: int
+    predicate: str | None
+    opcode: str
+    operands: str
+
+    @property
+    def mnemonic(self) -> str:
+        """The opcode without its modifiers."""
+        return self.opcode.partition(".")[0]
+
+
+def disassemble(cubin: Path) -> tuple[Instruction, ...]:
+    """The instructions of a cubin with one kernel, in address order.
+
+    Raises:
+        MissingDependency: nvdisasm is not installed.
+        BuildError: nvdisasm refused the file.
+    """
+    return parse(run_tool("nvdisasm", "-c", str(cubin)))
+
+
+def parse(text: str) -> tuple[Instruction, ...]:
+    """The instructions in nvdisasm's output."""
+    return tuple(
+        Instruction(
+            int(match["address"], 16),
+            match["predicate"],
+            match["opcode"],
+            match["operands"].strip(),
+        )
+        for match in _INSTRUCTION.finditer(text)
+    )
+
+
+def spills(instructions: tuple[Instruction, ...]) -> int:
+    """How many instructions touch local memory."""
+    return sum(instruction.mnemonic in _LOCAL for instruction in instructions)

@@ -1,0 +1,172 @@
+"""GPU architectures: how they are written, which machine code runs where, what drivers they need.
+
+Sources for the rules: the CUDA C++ Programming Guide's sections on binary and PTX compatibility and
+on architecture- and family-specific features; the CUDA toolkit release notes for driver versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+_FORM = re.compile(r"(?:sm_?)?(?:(?P<dotted>\d{1,2}\.\d)|(?P<plain>\d{2,3}))(?P<suffix>[af]?)")
+
+# Jetson boards: their machine code and that of desktop GPUs never mix, whatever the numbers say.
+_TEGRA = {(8, 7)}
+
+
+@dataclass(frozen=True, order=True)
+class Arch:
+    """One target, such as sm86, sm90a (this exact GPU) or sm100f (its family)."""
+
+    major: int
+    minor: int
+    suffix: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Arch:
+        """Read `sm86`, `sm_86`, `8.6` or `86`, with an optional `a` or `f`.
+
+        Raises:
+            UsageError: the text is none of these, or names an arch that cannot be built for.
+        """
+        arch = cls._read(text)
+        if arch is None or arch not in KNOWN:
+            raise UsageError(
+                f"unknown arch {text!r}", remedy="use one of " + " ".join(a.name for a in KNOWN)
+            )
+        return arch
+
+    @classmethod
+    def _read(cls, text: str) -> Arch | None:
+        match = _FORM.fullmatch(text.strip().lower())
+        if match is None:
+            return None
+        if match["dotted"]:
+            major, minor = (int(part) for part in match["dotted"].split("."))
+        else:
+            major, minor = int(match["plain"][:-1]), int(match["plain"][-1])
+        return cls(major, minor, match["suffix"])
+
+    @property
+    def name(self) -> str:
+        """The form stored and printed: sm86."""
+        return f"sm{self.major}{self.minor}{self.suffix}"
+
+    @property
+    def compiler_name(self) -> str:
+        """The form that compilers take: sm_86."""
+        return f"sm_{self.major}{self.minor}{self.suffix}"
+
+    @property
+    def number(self) -> int:
+        """The number in a cubin's ELF flags: 86."""
+        return self.major * 10 + self.minor
+
+    def cubin_runs_on(self, device: tuple[int, int]) -> bool:
+        """Whether machine code for this target runs on a device of that compute capability."""
+        own = (self.major, self.minor)
+        if self.suffix == "a" or own in _TEGRA or device in _TEGRA:
+            return own == device
+        return self.major == device[0] and self.minor <= device[1]
+
+    def ptx_runs_on(self, device: tuple[int, int]) -> bool:
+        """Whether the driver can compile this target's PTX for a device."""
+        own = (self.major, self.minor)
+        if self.suffix == "a":
+            return own == device
+        if self.suffix == "f":
+            return self.major == device[0] and self.minor <= device[1]
+        return own <= device
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# What the pinned compiler (nvidia-cutlass-dsl 4.8.1, CUDA 12 flavour) was seen to make a cubin for.
+KNOWN: tuple[Arch, ...] = tuple(
+    Arch(number // 10, number % 10, suffix)
+    for number, suffixes in (
+        (80, ("",)),
+        (86, ("",)),
+        (87, ("",)),
+        (89, ("",)),
+        (90, ("", "a")),
+        (100, ("", "a", "f")),
+        (103, ("", "a", "f")),
+        (120, ("", "a", "f")),
+        (121, ("", "a", "f")),
+    )
+    for suffix in suffixes
+)
+
+# First CUDA release whose driver knows the architecture at all.
+_FIRST_CUDA = {
+    (8, 0): (11, 0),
+    (8, 6): (11, 1),
+    (8, 7): (11, 4),
+    (8, 9): (11, 8),
+    (9, 0): (11, 8),
+    (10, 0): (12, 8),
+    (10, 3): (12, 9),
+    (12, 0): (12, 8),
+    (12, 1): (12, 9),
+}
+
+# The PTX ISA version that each CUDA release introduced. A driver reads what its own release knows.
+_PTX_ISA_CUDA = {
+    (7, 0): (11, 0),
+    (7, 8): (11, 8),
+    (8, 0): (12, 0),
+    (8, 1): (12, 1),
+    (8, 2): (12, 2),
+    (8, 3): (12, 3),
+    (8, 4): (12, 4),
+    (8, 5): (12, 5),
+    (8, 6): (12, 7),
+    (8, 7): (12, 8),
+    (8, 8): (12, 9),
+    (9, 0): (13, 0),
+    (9, 1): (13, 1),
+    (9, 2): (13, 2),
+    (9, 3): (13, 3),
+    (9, 4): (13, 4),
+}
+
+CudaVersion = tuple[int, int]
+
+
+def cubin_min_cuda(arch: Arch, compiler_major: int) -> CudaVersion:
+    """Least CUDA version of a driver that loads a cubin for `arch`.
+
+    A driver of the compiler's major version is enough (CUDA minor-version compatibility), if it
+    is new enough to know the architecture.
+    """
+    return max((compiler_major, 0), _FIRST_CUDA[arch.major, arch.minor])
+
+
+def ptx_min_cuda(isa: tuple[int, int]) -> CudaVersion:
+    """Least CUDA version of a driver that compiles PTX of this ISA version."""
+    later = [cuda for known, cuda in sorted(_PTX_ISA_CUDA.items()) if known >= isa]
+    # An ISA newer than the table came with a toolkit at least as new as the table's last.
+    return later[0] if later else max(_PTX_ISA_CUDA.values())
+
+
+def parse_arch_list(text: str) -> tuple[Arch, ...]:
+    """Read a TORCH_CUDA_ARCH_LIST: separated by `;`, `,` or spaces, each with an optional `+PTX`.
+
+    PTX is always embedded beside the machine code, so `+PTX` changes nothing.
+
+    Raises:
+        UsageError: an entry that cannot be built for, also one that is only a name (`Hopper`).
+    """
+    entries = [entry for entry in re.split(r"[;,\s]+", text) if entry]
+    return normalise(Arch.parse(re.sub(r"\+ptx$", "", entry, flags=re.I)) for entry in entries)
+
+
+def normalise(archs: Iterable[Arch]) -> tuple[Arch, ...]:
+    """Sorted, each once."""
+    return tuple(sorted(set(archs)))

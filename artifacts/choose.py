@@ -1,0 +1,127 @@
+"""Which binaries of a directory a device should run, and why not the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .arch import Arch
+from .errors import VariantMissing
+from .manifest import Binary, Manifest
+
+Form = Literal["cubin", "ptx"]
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An architecture that was passed over."""
+
+    arch: str
+    form: Form
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The architecture and form chosen for a device, with what was rejected on the way."""
+
+    arch: str
+    form: Form
+    reason: str
+    rejected: tuple[Rejected, ...]
+
+
+def choose(
+    manifest: Manifest,
+    device: tuple[int, int],
+    *,
+    driver_cuda: tuple[int, int],
+    arch: str | None = None,
+    allow_ptx: bool = False,
+) -> Choice:
+    """Pick for a device of compute capability `device`.
+
+    Machine code is preferred to PTX, and the highest architecture to lower ones. `arch` restricts
+    the choice to one architecture of the directory.
+
+    Raises:
+        VariantMissing: nothing here runs on the device; the message says why for each architecture.
+        UsageError: `arch` is not an architecture.
+    """
+    wanted = Arch.parse(arch) if arch is not None else None
+    present = sorted({Arch.parse(binary.arch) for binary in manifest.binaries}, reverse=True)
+    rejected: list[Rejected] = []
+    for form in ("cubin", "ptx"):
+        for candidate in present:
+            reason = _reason_against(
+                manifest, candidate, form, device, driver_cuda, wanted, allow_ptx
+            )
+            if reason is None:
+                why = f"highest {form} here that runs on compute capability {_dotted(device)}"
+                return Choice(candidate.name, form, why, tuple(rejected))
+            rejected.append(Rejected(candidate.name, form, reason))
+    details = "; ".join(f"{r.arch} {r.form}: {r.reason}" for r in rejected) or "it is empty"
+    suggestion = wanted or Arch(*device)
+    raise VariantMissing(
+        f"no artifacts for compute capability {_dotted(device)} ({details})",
+        remedy=f"build them with `sonata-aot build --arch {suggestion}`"
+        + ("" if allow_ptx else ", or allow the driver to compile PTX with allow_ptx=True"),
+    )
+
+
+def select(manifest: Manifest, kernel: str, arch: str, selectors: dict[str, str | int]) -> Binary:
+    """The one binary of a kernel for an architecture whose selectors have these values.
+
+    Raises:
+        VariantMissing: naming what was asked, what is there, and the command that adds it.
+    """
+    of_kernel = [b for b in manifest.binaries if b.kernel == kernel and b.arch == arch]
+    fitting = [
+        binary
+        for binary in of_kernel
+        if all(binary.variant.get(name) == value for name, value in selectors.items())
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    asked = ",".join(f"{name}={value}" for name, value in selectors.items())
+    there = "; ".join(binary.variant_name for binary in of_kernel) or "none"
+    problem = "no variant" if not fitting else f"{len(fitting)} variants"
+    raise VariantMissing(
+        f"kernel {kernel!r}: {problem} with {asked} for {arch} (variants here: {there})",
+        remedy=f"build it with `sonata-aot build --arch {arch} --kernel {kernel}`",
+    )
+
+
+def _reason_against(
+    manifest: Manifest,
+    arch: Arch,
+    form: Form,
+    device: tuple[int, int],
+    driver_cuda: tuple[int, int],
+    wanted: Arch | None,
+    allow_ptx: bool,
+) -> str | None:
+    if wanted is not None and arch != wanted:
+        return f"not the requested {wanted}"
+    runs = arch.cubin_runs_on(device) if form == "cubin" else arch.ptx_runs_on(device)
+    if not runs:
+        return f"does not run on {_dotted(device)}"
+    if form == "ptx" and not allow_ptx:
+        return "PTX is not allowed"
+    needed = max(
+        _version((b.cubin if form == "cubin" else b.ptx).min_cuda)
+        for b in manifest.binaries
+        if b.arch == arch.name
+    )
+    if driver_cuda < needed:
+        return f"needs a driver of CUDA {_dotted(needed)}, this one is {_dotted(driver_cuda)}"
+    return None
+
+
+def _dotted(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}.{pair[1]}"
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)

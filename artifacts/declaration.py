@@ -1,0 +1,245 @@
+"""What a kernel says about itself: parameters, compile-time choices, launch shape, budget.
+
+A declaration is plain data. It is written into the manifest, so that the loader can check and pack
+arguments and compute the grid without the kernel's source.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from .errors import ArgumentError, ManifestError
+from .expression import Expression
+from .schema import Match, Range
+
+Name = Annotated[str, Match(r"[a-z][a-z0-9_]{0,63}")]
+ChoiceValue = Annotated[str, Match(r"[a-z][a-z0-9_]{0,31}")] | Annotated[int, Range(0, 2**31 - 1)]
+# One compiled combination: a value for each of the declaration's choices.
+Variant = dict[str, ChoiceValue]
+
+Kind = Literal["pointer", "i32", "i64", "f32"]
+
+# Size in bytes and struct code of each kind in the parameter block; alignment equals size.
+_KINDS: dict[str, tuple[int, str]] = {
+    "pointer": (8, "Q"),
+    "i32": (4, "i"),
+    "i64": (8, "q"),
+    "f32": (4, "f"),
+}
+
+# Bytes per element of the dtypes that a pointer parameter may have.
+DTYPE_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8, "u8": 1}
+
+# The driver's limit for a kernel's parameters on every arch supported here.
+MAX_PARAMETER_BYTES = 4096
+MAX_THREADS = 1024
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One run-time parameter of a kernel, in the order of its signature.
+
+    `element` (pointers only) is a dtype (`bf16`, `f32`, ...) or the name of a choice whose value is
+    one; `align` is the alignment in bytes that the kernel takes for granted.
+    """
+
+    name: Name
+    kind: Kind
+    element: Name | None = None
+    align: Annotated[int, Range(1, 256)] | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Most of each that the machine code of any variant may use."""
+
+    registers: Annotated[int, Range(1, 255)] = 255
+    spills: Annotated[int, Range(0, 65536)] = 0
+    stack_bytes: Annotated[int, Range(0, 2**20)] = 0
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A kernel's interface.
+
+    `selectors` are the choices that a call decides (its dtype, its M); the others only tune.
+    `block`, `grid` and `shared_bytes` (dynamic shared memory) are launch expressions over integer
+    choices, and for `grid` integer parameters too.
+    """
+
+    name: Name
+    parameters: tuple[Parameter, ...]
+    choices: tuple[Name, ...]
+    selectors: tuple[Name, ...]
+    block: tuple[str, str, str]
+    grid: tuple[str, str, str]
+    shared_bytes: str = "0"
+    budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        """Check what the field types cannot say.
+
+        Raises:
+            ManifestError: naming the declaration and the part of it that is wrong.
+        """
+        names = [parameter.name for parameter in self.parameters]
+        self._require(bool(names), "no parameters")
+        everything = [*names, *self.choices]
+        self._require(len(set(everything)) == len(everything), "a name stands twice")
+        self._require(set(self.selectors) <= set(self.choices), "a selector is not a choice")
+        for parameter in self.parameters:
+            pointer = parameter.kind == "pointer"
+            known = parameter.element in DTYPE_BYTES or parameter.element in self.choices
+            self._require(
+                known if pointer else parameter.element is None,
+                f"parameter {parameter.name!r} has element {parameter.element!r}",
+            )
+            align = parameter.align
+            self._require(
+                (align is not None and align & (align - 1) == 0) if pointer else align is None,
+                f"parameter {parameter.name!r} has align {align!r}",
+            )
+        integers = {p.name for p in self.parameters if p.kind in ("i32", "i64")}
+        self._require(
+            self.block_layout.size <= MAX_PARAMETER_BYTES,
+            f"parameters take more than {MAX_PARAMETER_BYTES} bytes",
+        )
+        for text in (*self.block, self.shared_bytes):
+            self._check_names(text, set(self.choices))
+        for text in self.grid:
+            self._check_names(text, set(self.choices) | integers)
+
+    def _require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            raise ManifestError(
+                f"declaration of kernel {self.name!r}: {problem}",
+                remedy="correct the kernel's declaration and rebuild",
+            )
+
+    def _check_names(self, text: str, allowed: set[str]) -> None:
+        unknown = sorted(_parse(text).names - allowed)
+        self._require(not unknown, f"launch expression {text!r} uses unknown {unknown}")
+
+    @functools.cached_property
+    def block_layout(self) -> struct.Struct:
+        """Packs the run-time arguments, in order, into the kernel's parameter block."""
+        code, end = "<", 0
+        for size, letter in (_KINDS[parameter.kind] for parameter in self.parameters):
+            padding = -end % size
+            code += f"{padding}x" * (padding > 0) + letter
+            end += padding + size
+        return struct.Struct(code)
+
+    @property
+    def offsets(self) -> tuple[tuple[int, int], ...]:
+        """Offset and size in bytes of each parameter in the block, by C's layout rules."""
+        result, end = [], 0
+        for size, _ in (_KINDS[parameter.kind] for parameter in self.parameters):
+            start = end + -end % size
+            result.append((start, size))
+            end = start + size
+        return tuple(result)
+
+    def check_variant(self, variant: Mapping[str, ChoiceValue]) -> None:
+        """Require a value for each choice and for nothing else.
+
+        Raises:
+            ManifestError: the names differ, or a pointer's element is then not a dtype.
+        """
+        self._require(
+            tuple(variant) == self.choices,
+            f"variant has choices {list(variant)}, not {list(self.choices)}",
+        )
+        for parameter in self.parameters:
+            if parameter.kind == "pointer":
+                self.element(parameter, variant)
+
+    def element(self, parameter: Parameter, variant: Mapping[str, ChoiceValue]) -> str:
+        """The dtype that a pointer parameter has in a variant."""
+        name = str(parameter.element)
+        dtype = str(variant[name]) if name in variant else name
+        self._require(dtype in DTYPE_BYTES, f"parameter {parameter.name!r}: no dtype {dtype!r}")
+        return dtype
+
+    def block_shape(self, variant: Mapping[str, ChoiceValue]) -> tuple[int, int, int]:
+        """Threads of a block of this variant.
+
+        Raises:
+            ManifestError: a dimension below 1, or more than 1024 threads.
+        """
+        x, y, z = (_parse(text).evaluate(_integers(variant)) for text in self.block)
+        self._require(
+            min(x, y, z) >= 1 and x * y * z <= MAX_THREADS, f"block {x}x{y}x{z} of {dict(variant)}"
+        )
+        return x, y, z
+
+    def shared_memory(self, variant: Mapping[str, ChoiceValue]) -> int:
+        """Dynamic shared memory of a block of this variant, in bytes.
+
+        Raises:
+            ManifestError: below 0, or more than any GPU has (256 KB).
+        """
+        value = _parse(self.shared_bytes).evaluate(_integers(variant))
+        self._require(0 <= value <= 2**18, f"shared memory {value} of {dict(variant)}")
+        return value
+
+    def grid_shape(
+        self, variant: Mapping[str, ChoiceValue], sizes: Mapping[str, int]
+    ) -> tuple[int, int, int]:
+        """Blocks of a launch, given the run-time integers.
+
+        Raises:
+            ArgumentError: an empty grid, or one beyond the driver's limits.
+        """
+        values = {**_integers(variant), **sizes}
+        shape = tuple(_parse(text).evaluate(values) for text in self.grid)
+        for axis, value, most in zip("xyz", shape, _MAX_GRID, strict=True):
+            if not 1 <= value <= most:
+                raise ArgumentError(
+                    f"kernel {self.name!r}: grid.{axis} = {value} for {dict(sizes)}",
+                    remedy=f"pass sizes that keep it from 1 to {most}",
+                )
+        return shape[0], shape[1], shape[2]
+
+
+def variant_name(variant: Mapping[str, ChoiceValue]) -> str:
+    """How a variant is shown and asked for: `dtype=bf16,m=1`."""
+    return ",".join(f"{name}={value}" for name, value in variant.items())
+
+
+def entry_prefix(kernel: str, variant: Mapping[str, ChoiceValue]) -> str:
+    """Start of the entry symbol, so that a profiler shows the variant and a swap is seen.
+
+    The compiler appends a number of its own.
+    """
+    return "_".join([kernel, *(f"{name}_{value}" for name, value in variant.items())])
+
+
+def sort_key(variant: Mapping[str, ChoiceValue]) -> tuple[tuple[bool, int, str], ...]:
+    """Orders variants by value, integers before text."""
+    return tuple(
+        (isinstance(v, str), 0 if isinstance(v, str) else v, str(v)) for v in variant.values()
+    )
+
+
+def _integers(variant: Mapping[str, ChoiceValue]) -> dict[str, int]:
+    return {name: value for name, value in variant.items() if isinstance(value, int)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str) -> Expression:
+    return Expression(text)
+
+
+def product(**choices: Iterable[ChoiceValue]) -> tuple[Variant, ...]:
+    """Every combination of the given values, the last choice varying fastest."""
+    variants: list[Variant] = [{}]
+    for name, values in choices.items():
+        fixed = list(values)
+        variants = [{**variant, name: value} for variant in variants for value in fixed]
+    return tuple(variants)

@@ -1,0 +1,98 @@
+"""Every environment variable that sonata-aot reads, each declared once, typed and documented."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from .errors import ArgumentError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One variable: `read` turns its text into a value or raises `ValueError`."""
+
+    name: str
+    read: Callable[[str], T]
+    default: T
+    expects: str
+    doc: str
+
+    def get(self) -> T:
+        """The value now; the default where the variable is unset or empty.
+
+        Raises:
+            ArgumentError: the text is not of the kind that the variable expects.
+        """
+        text = os.environ.get(self.name, "")
+        if not text:
+            return self.default
+        try:
+            return self.read(text)
+        except ValueError:
+            raise ArgumentError(
+                f"environment variable {self.name}={text!r}", remedy=f"set it to {self.expects}"
+            ) from None
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _level(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("debug", "info", "warning", "error"):
+        raise ValueError(text)
+    return word
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+SONATA_AOT_DIR: Variable[Path | None] = Variable(
+    "SONATA_AOT_DIR", _path, None, "a directory", "Artifact directory to build into and load from."
+)
+SONATA_AOT_CACHE_DIR: Variable[Path | None] = Variable(
+    "SONATA_AOT_CACHE_DIR",
+    _path,
+    None,
+    "a directory",
+    "Root of the compile cache and of the default artifact directory.",
+)
+SONATA_AOT_LOG_LEVEL = Variable(
+    "SONATA_AOT_LOG_LEVEL",
+    _level,
+    "info",
+    "debug, info, warning or error",
+    "Least severe message that is logged.",
+)
+MAX_JOBS: Variable[int | None] = Variable(
+    "MAX_JOBS", _natural, None, "an integer of 1 or more", "Most compile workers at once."
+)
+TORCH_CUDA_ARCH_LIST: Variable[str] = Variable(
+    "TORCH_CUDA_ARCH_LIST",
+    str,
+    "",
+    "architectures such as `8.6;9.0`",
+    "Architectures to build for where --arch is absent.",
+)
+# The convention of no-color.org: any non-empty value counts.
+NO_COLOR: Variable[bool] = Variable("NO_COLOR", bool, False, "any text", "Print without colours.")
+
+ALL: tuple[Variable[Any], ...] = (
+    SONATA_AOT_DIR,
+    SONATA_AOT_CACHE_DIR,
+    SONATA_AOT_LOG_LEVEL,
+    MAX_JOBS,
+    TORCH_CUDA_ARCH_LIST,
+    NO_COLOR,
+)

@@ -1,0 +1,183 @@
+"""Launch expressions: a closed grammar over run-time sizes and compile-time choices.
+
+    expression := term (("+" | "-") term)*
+    term       := factor ("*" factor)*
+    factor     := integer | name | "(" expression ")" | call
+    call       := function "(" expression ("," expression)+ ")"
+    function   := "ceildiv" (two arguments) | "min" | "max"
+
+Python's `eval` is never used: an expression comes out of a manifest, and a manifest is data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from .errors import ArgumentError, ManifestError
+
+_TOKEN = re.compile(r"\s*(?:(?P<integer>\d{1,19})|(?P<name>[a-z][a-z0-9_]*)|(?P<mark>[-+*(),]))")
+_FUNCTIONS = ("ceildiv", "min", "max")
+_MAX_LENGTH = 256
+_MAX_DEPTH = 32
+_LIMIT = 2**63
+
+# A node is an integer, a name, or (operator, operands).
+Node = int | str | tuple[str, tuple["Node", ...]]
+
+
+class Expression:
+    """A parsed expression; `names` are those it needs a value for."""
+
+    __slots__ = ("_root", "names", "text")
+
+    def __init__(self, text: str) -> None:
+        """Parse `text`.
+
+        Raises:
+            ManifestError: the text is not in the grammar, or is longer or deeper than sane.
+        """
+        self.text = text
+        self._root = _Parser(text).parse()
+        self.names = frozenset(_names(self._root))
+
+    def evaluate(self, values: Mapping[str, int]) -> int:
+        """The value, given an integer for every name.
+
+        Raises:
+            ArgumentError: a name has no value, a step leaves the signed 64-bit range, or
+                `ceildiv` divides by something below 1.
+        """
+        return _evaluate(self._root, values, self.text)
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if len(text) > _MAX_LENGTH:
+            raise self._error(text[:40] + "...", f"longer than {_MAX_LENGTH} characters")
+        self._text = text
+        self._tokens: list[str] = []
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self._error(text, f"unexpected {text[position:].strip()[0]!r}")
+            self._tokens.append(match[0].strip())
+            position = match.end()
+        self._at = 0
+        self._depth = 0
+
+    @staticmethod
+    def _error(text: str, problem: str) -> ManifestError:
+        return ManifestError(
+            f"launch expression {text!r}: {problem}",
+            remedy="use integers, names, + - *, ceildiv(a, b), min(...) and max(...)",
+        )
+
+    def parse(self) -> Node:
+        root = self._sum()
+        if self._at != len(self._tokens):
+            raise self._error(self._text, f"unexpected {self._tokens[self._at]!r}")
+        return root
+
+    def _peek(self) -> str:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+
+    def _take(self, expected: str = "") -> str:
+        token = self._peek()
+        if not token or (expected and token != expected):
+            found = repr(token) if token else "the end"
+            raise self._error(self._text, f"expected {expected or 'a value'!r}, found {found}")
+        self._at += 1
+        return token
+
+    def _sum(self) -> Node:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._error(self._text, f"nested deeper than {_MAX_DEPTH}")
+        node = self._product()
+        while self._peek() in ("+", "-"):
+            node = (self._take(), (node, self._product()))
+        self._depth -= 1
+        return node
+
+    def _product(self) -> Node:
+        node = self._factor()
+        while self._peek() == "*":
+            node = (self._take(), (node, self._factor()))
+        return node
+
+    def _factor(self) -> Node:
+        token = self._take()
+        if token.isdigit():
+            if int(token) >= _LIMIT:
+                raise self._error(self._text, f"{token} does not fit 64 bits")
+            return int(token)
+        if token == "(":
+            node = self._sum()
+            self._take(")")
+            return node
+        if not token[0].isalpha():
+            raise self._error(self._text, f"unexpected {token!r}")
+        if self._peek() != "(":
+            return token
+        if token not in _FUNCTIONS:
+            raise self._error(self._text, f"unknown function {token!r}")
+        self._take("(")
+        arguments = [self._sum()]
+        while self._peek() == ",":
+            self._take()
+            arguments.append(self._sum())
+        self._take(")")
+        if len(arguments) < 2 or (token == "ceildiv" and len(arguments) > 2):
+            raise self._error(self._text, f"{token} got {len(arguments)} argument(s)")
+        return (token, tuple(arguments))
+
+
+def _names(node: Node) -> set[str]:
+    if isinstance(node, str):
+        return {node}
+    if isinstance(node, int):
+        return set()
+    return set().union(*(_names(operand) for operand in node[1]))
+
+
+def _evaluate(node: Node, values: Mapping[str, int], text: str) -> int:
+    if isinstance(node, int):
+        return node
+    if isinstance(node, str):
+        if node not in values:
+            raise ArgumentError(
+                f"launch expression {text!r}: no value for {node!r}",
+                remedy="use a run-time integer parameter or an integer choice of the kernel",
+            )
+        return values[node]
+    operator, operands = node
+    numbers = [_evaluate(operand, values, text) for operand in operands]
+    match operator:
+        case "+":
+            result = numbers[0] + numbers[1]
+        case "-":
+            result = numbers[0] - numbers[1]
+        case "*":
+            result = numbers[0] * numbers[1]
+        case "min":
+            result = min(numbers)
+        case "max":
+            result = max(numbers)
+        case _:
+            if numbers[1] < 1:
+                raise ArgumentError(
+                    f"launch expression {text!r}: ceildiv by {numbers[1]}",
+                    remedy="pass a size that keeps the divisor at 1 or more",
+                )
+            result = -(-numbers[0] // numbers[1])
+    if not -_LIMIT <= result < _LIMIT:
+        raise ArgumentError(
+            f"launch expression {text!r}: {result} does not fit 64 bits",
+            remedy="pass smaller sizes",
+        )
+    return result

@@ -1,0 +1,111 @@
+"""File operations that leave nothing half-done: whole-file writes, bounded reads, locks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import IntegrityError, SonataError, StoreError
+
+
+def write_atomically(target: Path, data: bytes, *, staging: Path) -> None:
+    """Write a whole file or nothing: staged on the same file system, synced, renamed.
+
+    `staging` is a directory under the same lock as `target`; a killed writer leaves its file there
+    and the next one clears it.
+    """
+    staged = staging / target.name
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(staged, target)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in a directory survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes, never through a symbolic link.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        IntegrityError: it is a link, not a regular file, or longer.
+        OSError: it cannot be read.
+    """
+    try:
+        # O_NONBLOCK: opening a FIFO put there by mistake must not hang.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise IntegrityError(
+                f"{path} is a symbolic link", remedy="put the file itself there, or rebuild"
+            ) from None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise IntegrityError(f"{path} is not a regular file", remedy="rebuild the artifacts")
+        if status.st_size > most:
+            raise IntegrityError(
+                f"{path} has {status.st_size} bytes, more than {most}",
+                remedy="rebuild the artifacts",
+            )
+        # One more than allowed, so that a file that grows meanwhile is noticed.
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise IntegrityError(f"{path} has more than {most} bytes", remedy="rebuild the artifacts")
+    return data
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the exclusive lock of a directory.
+
+    The lock is on the directory itself, so it leaves no file behind, and the kernel drops it when
+    its holder dies.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def explained(directory: Path, doing: str) -> Iterator[None]:
+    """Turn an `OSError` into a `StoreError` that names the directory and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise _store_error(directory, doing, error) from error
+
+
+def _store_error(directory: Path, doing: str, error: OSError) -> SonataError:
+    reason = error.strerror or str(error)
+    remedy = {
+        errno.ENOSPC: "free some space, or choose another place with --out or SONATA_AOT_DIR",
+        errno.EDQUOT: "free some of your quota, or choose another place with --out",
+    }.get(
+        error.errno or 0,
+        "choose a directory you can write with --out or SONATA_AOT_DIR "
+        "(and SONATA_AOT_CACHE_DIR for the cache)",
+    )
+    place = error.filename if isinstance(error.filename, str) else str(directory)
+    return StoreError(f"cannot {doing} {place}: {reason}", remedy=remedy)

@@ -1,0 +1,258 @@
+"""The manifest: what an artifact directory holds, schema 1.
+
+`manifest.json` is the only index of a directory. It is read strictly, it carries a digest of
+itself, and it must equal, byte for byte, what this module would write for the same content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from .arch import Arch
+from .declaration import (
+    MAX_THREADS,
+    ChoiceValue,
+    Declaration,
+    Name,
+    Variant,
+    entry_prefix,
+    sort_key,
+    variant_name,
+)
+from .errors import ManifestError, SonataError
+from .schema import Match, Range, decode, digest, encode, parse_json
+
+SCHEMA = 1
+FILE_NAME = "manifest.json"
+OBJECTS = "objects"
+MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_OBJECT_BYTES = 64 * 2**20
+
+Sha256 = Annotated[str, Match(r"[0-9a-f]{64}")]
+Version = Annotated[str, Match(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")]
+ArchName = Annotated[str, Match(r"sm[0-9]{2,3}[af]?")]
+Cuda = Annotated[str, Match(r"[1-9][0-9]?\.[0-9]{1,2}")]
+Symbol = Annotated[str, Match(r"[A-Za-z_$][A-Za-z0-9_$.]{0,511}")]
+Small = Annotated[int, Range(0, 2**20)]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One file under `objects/`, named by its digest.
+
+    `min_cuda` is the least CUDA version of a driver that takes it. `isa` is the PTX ISA version,
+    null for machine code.
+    """
+
+    sha256: Sha256
+    size: Annotated[int, Range(1, MAX_OBJECT_BYTES)]
+    min_cuda: Cuda
+    isa: Annotated[str, Match(r"[0-9]\.[0-9]")] | None
+
+    @property
+    def file_name(self) -> str:
+        """Name inside `objects/`."""
+        return f"{self.sha256}.{'cubin' if self.isa is None else 'ptx'}"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One variant of one kernel, compiled for one architecture.
+
+    `parameters` are offset and size in bytes of each parameter, as found in the machine code;
+    `shared_bytes` is dynamic and `static_shared_bytes` static shared memory of a block;
+    `spills` counts instructions that touch local memory.
+    """
+
+    kernel: Name
+    variant: Variant
+    arch: ArchName
+    entry: Symbol
+    parameters: tuple[tuple[Small, Small], ...]
+    block: tuple[
+        Annotated[int, Range(1, MAX_THREADS)],
+        Annotated[int, Range(1, MAX_THREADS)],
+        Annotated[int, Range(1, MAX_THREADS)],
+    ]
+    shared_bytes: Small
+    static_shared_bytes: Small
+    registers: Annotated[int, Range(1, 255)]
+    stack_bytes: Small
+    spills: Small
+    cubin: Payload
+    ptx: Payload
+    key: Sha256
+
+    @property
+    def variant_name(self) -> str:
+        """`dtype=bf16,m=1`."""
+        return variant_name(self.variant)
+
+    @property
+    def label(self) -> str:
+        """How messages name this binary."""
+        return f"{self.kernel}[{self.variant_name}] {self.arch}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the kernels came from.
+
+    `digest` covers every source file that the compiled kernels consist of. `commit` and `dirty` are
+    those of the kernels' source tree, null where it is not under git.
+    """
+
+    digest: Sha256
+    commit: Annotated[str, Match(r"[0-9a-f]{40}([0-9a-f]{24})?")] | None
+    dirty: bool | None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the build was asked for, normalised."""
+
+    archs: tuple[ArchName, ...]
+    kernels: tuple[Name, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about an artifact directory.
+
+    `tool` is the version of sonata-aot; `compiler` maps each compiler package to its version.
+    """
+
+    schema: int
+    tool: Version
+    compiler: dict[Annotated[str, Match(r"[a-z0-9][a-z0-9-]{0,63}")], Version]
+    source: Source
+    selection: Selection
+    kernels: tuple[Declaration, ...]
+    binaries: tuple[Binary, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the parts agree with one another.
+
+        Raises:
+            ManifestError: the first contradiction, with its place.
+        """
+        declared = {declaration.name: declaration for declaration in self.kernels}
+        _require(len(declared) == len(self.kernels), "kernels", "a kernel stands twice")
+        _require(tuple(declared) == self.selection.kernels, "kernels", "not those of selection")
+        for name in self.selection.archs:
+            Arch.parse(name)
+        seen: set[object] = set()
+        for index, binary in enumerate(self.binaries):
+            where = f"binaries[{index}]"
+            _require(binary.kernel in declared, where, f"kernel {binary.kernel!r} not declared")
+            _require(
+                binary.arch in self.selection.archs, where, f"arch {binary.arch} not in selection"
+            )
+            _check_binary(declared[binary.kernel], binary, where)
+            identity = (binary.kernel, binary.arch, tuple(binary.variant.items()))
+            _require(identity not in seen, where, f"{binary.label} stands twice")
+            seen.add(identity)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> Manifest:
+        """Read the file's bytes.
+
+        Raises:
+            ManifestError: bad JSON, another schema, a field that is wrong, or bytes that differ
+                from the canonical file for this content.
+        """
+        content = parse_json(data, where)
+        if not isinstance(content, dict):
+            raise ManifestError(f"{where}: not an object", remedy="rebuild the artifacts")
+        schema = content.get("schema")
+        if schema != SCHEMA or type(schema) is not int:
+            raise ManifestError(
+                f"{where}: schema {str(schema)[:40]}, but this sonata-aot reads schema {SCHEMA}",
+                remedy="rebuild the artifacts with this version, or install the one that made them",
+            )
+        stated = content.pop("digest", None)
+        try:
+            manifest = decode(cls, content, where)
+        except ManifestError:
+            raise
+        except SonataError as error:
+            # A launch expression or an arch inside the file: the file is what is wrong.
+            raise ManifestError(f"{where}: {error.what}", remedy=error.remedy) from None
+        if stated != manifest.digest:
+            raise ManifestError(
+                f"{where}: its digest does not match its content",
+                remedy="rebuild the artifacts: the file was edited or damaged",
+            )
+        if manifest.to_bytes() != data:
+            raise ManifestError(
+                f"{where}: not in canonical form",
+                remedy="rebuild the artifacts: the file was edited or reformatted",
+            )
+        return manifest
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical form of everything else."""
+        return digest(encode(self))
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        content: dict[str, Any] = {**encode(self), "digest": self.digest}
+        return json.dumps(content, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
+
+    def declaration(self, kernel: str) -> Declaration | None:
+        """The declaration of a kernel, if it is in this directory."""
+        return next((item for item in self.kernels if item.name == kernel), None)
+
+    def payloads(self) -> Iterator[tuple[Binary, Payload]]:
+        """Each file with the binary that it belongs to; equal files come more than once."""
+        for binary in self.binaries:
+            yield binary, binary.cubin
+            yield binary, binary.ptx
+
+
+def binary_order(binary: Binary) -> tuple[object, ...]:
+    """Sorts the binaries of a manifest: by kernel, arch, variant."""
+    arch = Arch.parse(binary.arch)
+    return binary.kernel, arch, sort_key(binary.variant)
+
+
+def _check_binary(declaration: Declaration, binary: Binary, where: str) -> None:
+    declaration.check_variant(binary.variant)
+    _require(binary.parameters == declaration.offsets, where, "parameters are not those declared")
+    _require(
+        binary.block == declaration.block_shape(binary.variant), where, "block is not as declared"
+    )
+    _require(
+        binary.shared_bytes == declaration.shared_memory(binary.variant),
+        where,
+        "shared_bytes is not as declared",
+    )
+    _require(
+        binary.entry.startswith(entry_prefix(binary.kernel, binary.variant)),
+        where,
+        f"entry {binary.entry!r} is not named after {binary.label}",
+    )
+    _require(binary.cubin.isa is None and binary.ptx.isa is not None, where, "isa misplaced")
+
+
+def _require(condition: bool, where: str, problem: str) -> None:
+    if not condition:
+        raise ManifestError(f"{FILE_NAME}: {where}: {problem}", remedy="rebuild the artifacts")
+
+
+__all__ = [
+    "FILE_NAME",
+    "OBJECTS",
+    "SCHEMA",
+    "Binary",
+    "ChoiceValue",
+    "Manifest",
+    "Payload",
+    "Selection",
+    "Source",
+    "binary_order",
+]

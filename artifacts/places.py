@@ -1,0 +1,57 @@
+"""Where artifacts and the compile cache live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from . import environment
+
+# Artifacts that a wheel carries lie beside this module's package.
+_BUNDLED = Path(__file__).resolve().parent / "bundled"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory that may hold artifacts.
+
+    `named` is true where somebody chose it: a fault there is an error, not a reason to look on.
+    """
+
+    path: Path
+    origin: str
+    named: bool
+
+
+def cache_root() -> Path:
+    """SONATA_AOT_CACHE_DIR, or the platform's cache directory of this user.
+
+    Without a home directory platformdirs still answers; writing there then fails with a message
+    of its own.
+    """
+    chosen = environment.SONATA_AOT_CACHE_DIR.get()
+    return chosen or Path(platformdirs.user_cache_dir("sonata-aot", appauthor=False))
+
+
+def default_artifacts() -> Path:
+    """Where `sonata-aot build` publishes unless told otherwise: SONATA_AOT_DIR, or the cache."""
+    return environment.SONATA_AOT_DIR.get() or cache_root() / "artifacts"
+
+
+def search(path: Path | None) -> tuple[Place, ...]:
+    """Where to look for artifacts, in order.
+
+    A directory that somebody named, by argument or by SONATA_AOT_DIR, ends the list: a server that
+    was told what to run must not run something else because of a typing error.
+    """
+    if path is not None:
+        return (Place(path, "the path given", named=True),)
+    chosen = environment.SONATA_AOT_DIR.get()
+    if chosen is not None:
+        return (Place(chosen, "SONATA_AOT_DIR", named=True),)
+    return (
+        Place(_BUNDLED, "the installed wheel", named=False),
+        Place(cache_root() / "artifacts", "the user cache", named=False),
+    )

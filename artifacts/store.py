@@ -1,0 +1,179 @@
+"""The artifact directory: publishing it whole, and reading it verified.
+
+    DIRECTORY/manifest.json           the index, renamed into place last
+    DIRECTORY/objects/<sha256>.cubin  machine code, named by its digest
+    DIRECTORY/objects/<sha256>.ptx    the same kernel's PTX
+
+Objects are written before the manifest that names them and removed after the one that no longer
+does, so a reader always finds either the old set or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ArtifactsNotFound, IntegrityError, StoreError
+from .files import explained, locked, read_bounded, sync_directory, write_atomically
+from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, Manifest, Payload
+from .trust import require_trusted
+
+_STAGING = ".staging"
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_private(directory: Path, doing: str) -> None:
+    """Create a directory and its missing ancestors, all of mode 0700.
+
+    Raises:
+        StoreError: it cannot be made, or something else is in its place.
+        UntrustedPath: somebody else can write there or above.
+    """
+    with explained(directory, doing):
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+        if not directory.is_dir():
+            raise StoreError(
+                f"cannot {doing} {directory}: not a directory",
+                remedy="choose another place with --out or SONATA_AOT_DIR",
+            )
+        require_trusted(directory)
+
+
+@dataclass(frozen=True)
+class ArtifactSet:
+    """An artifact directory whose manifest has been read."""
+
+    directory: Path
+    manifest: Manifest
+
+    def path(self, payload: Payload) -> Path:
+        """Where a payload's file lies."""
+        return self.directory / OBJECTS / payload.file_name
+
+    def read(self, payload: Payload) -> bytes:
+        """The bytes of one file, verified: these very bytes may go to the driver.
+
+        Raises:
+            IntegrityError: missing, unreadable, or not of the manifest's size and digest.
+        """
+        path = self.path(payload)
+        try:
+            data = read_bounded(path, payload.size)
+        except FileNotFoundError:
+            raise IntegrityError(
+                f"{path} is missing", remedy="rebuild with `sonata-aot build`, or copy it again"
+            ) from None
+        except OSError as error:
+            raise IntegrityError(
+                f"{path} cannot be read: {error.strerror}", remedy="correct its permissions"
+            ) from None
+        if len(data) != payload.size:
+            raise IntegrityError(
+                f"{path} has {len(data)} bytes, not {payload.size}",
+                remedy="rebuild with `sonata-aot build`, or copy it again",
+            )
+        if sha256(data) != payload.sha256:
+            raise IntegrityError(
+                f"{path} does not have the SHA-256 that the manifest names",
+                remedy="rebuild with `sonata-aot build`, or copy it again",
+            )
+        return data
+
+
+def open_artifacts(directory: Path) -> ArtifactSet:
+    """Read a directory's manifest.
+
+    Raises:
+        ArtifactsNotFound: there is no such directory, or no manifest in it.
+        UntrustedPath: somebody else can write it or a directory above it.
+        ManifestError: the manifest is wrong.
+        IntegrityError: the manifest is a link, unreadable or too long.
+    """
+    path = directory / FILE_NAME
+    missing = ArtifactsNotFound(
+        f"no artifacts in {directory}",
+        remedy="build them with `sonata-aot build --arch ARCH`, or name another directory",
+    )
+    try:
+        require_trusted(directory)
+        data = read_bounded(path, MAX_MANIFEST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise missing from None
+    except OSError as error:
+        raise IntegrityError(
+            f"{path} cannot be read: {error.strerror}", remedy="correct its permissions"
+        ) from None
+    return ArtifactSet(directory, Manifest.from_bytes(data, str(path)))
+
+
+def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -> int:
+    """Make a directory hold exactly this manifest and its objects.
+
+    `objects` maps file names to bytes. Files already there with the right bytes stay; what the new
+    manifest does not name goes. Returns how many files were written (0: nothing had changed).
+
+    Raises:
+        StoreError: the directory cannot be written, or no space is left; the old set stays usable.
+        UntrustedPath: somebody else can write there.
+    """
+    make_private(directory, "publish to")
+    with explained(directory, "publish to"), locked(directory):
+        staging = directory / _STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        store = directory / OBJECTS
+        written = 0
+        try:
+            for name, data in objects.items():
+                if _same(store / name, data):
+                    continue
+                store.mkdir(mode=0o700, exist_ok=True)
+                staging.mkdir(mode=0o700, exist_ok=True)
+                write_atomically(store / name, data, staging=staging)
+                written += 1
+            if written:
+                sync_directory(store)
+            content = manifest.to_bytes()
+            if not _same(directory / FILE_NAME, content):
+                staging.mkdir(mode=0o700, exist_ok=True)
+                write_atomically(directory / FILE_NAME, content, staging=staging)
+                sync_directory(directory)
+                written += 1
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        _remove_others(store, set(objects))
+    return written
+
+
+def _same(path: Path, data: bytes) -> bool:
+    try:
+        return read_bounded(path, len(data)) == data
+    except FileNotFoundError:
+        return False
+    except IntegrityError:
+        # A link, a directory or a longer file in its place: make room for the right one.
+        _remove(path)
+        return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def _remove_others(store: Path, keep: set[str]) -> None:
+    if store.is_dir():
+        for path in store.iterdir():
+            if path.name not in keep:
+                _remove(path)

@@ -1,0 +1,180 @@
+"""Checks every byte of an artifact directory, with no GPU.
+
+The outcome of each check is one of a closed set of small dataclasses; the command line only prints
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .arch import Arch, cubin_min_cuda, ptx_min_cuda
+from .cubin import Cubin, KernelCode, read_cubin
+from .errors import SonataError
+from .manifest import FILE_NAME, OBJECTS, Binary
+from .store import ArtifactSet, open_artifacts
+
+# Shared memory that a block may have, in bytes, by architecture (CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability").
+SHARED_PER_BLOCK = {
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 7): 163 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): 227 * 1024,
+    (10, 0): 227 * 1024,
+    (10, 3): 227 * 1024,
+    (12, 0): 99 * 1024,
+    (12, 1): 99 * 1024,
+}
+
+_PTX_VERSION = re.compile(rb"^\.version (\d)\.(\d)$", re.M)
+_PTX_TARGET = re.compile(rb"^\.target (sm_\d+[af]?)", re.M)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Every check of one binary passed."""
+
+    subject: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A check failed: `problem` says what is wrong, `remedy` what to do."""
+
+    subject: str
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Unexpected:
+    """A file that the manifest does not name."""
+
+    subject: str
+
+
+Outcome = Passed | Failed | Unexpected
+
+
+def verify(directory: Path) -> list[Outcome]:
+    """Every outcome for a directory, the manifest's first.
+
+    Checked: the manifest's schema, digest and consistency; size and SHA-256 of each file; of each
+    cubin the architecture, entry, parameter table, block shape, registers, stack and shared memory
+    against the manifest, undefined symbols, and that the shared memory fits the architecture; of
+    each PTX its target, ISA version and entry; least driver versions; files that nothing names.
+    """
+    try:
+        artifacts = open_artifacts(directory)
+    except SonataError as error:
+        return [Failed(str(directory / FILE_NAME), error.what, error.remedy)]
+    outcomes: list[Outcome] = [Passed(FILE_NAME)]
+    for binary in artifacts.manifest.binaries:
+        problems = list(_problems(artifacts, binary))
+        outcomes += problems or [Passed(binary.label)]
+    outcomes += _strays(artifacts)
+    return outcomes
+
+
+def check_cubin(binary: Binary, data: bytes) -> list[str]:
+    """What is wrong with a cubin, compared with its record; empty if nothing.
+
+    Raises:
+        IntegrityError: the bytes are no cubin at all.
+    """
+    cubin = read_cubin(data)
+    arch = Arch.parse(binary.arch)
+    problems = []
+    if not cubin.is_for(arch):
+        found = f"sm{cubin.sm}{'a' if cubin.specific else ''}"
+        problems.append(f"machine code is for {found}, not {arch}")
+    if cubin.undefined:
+        problems.append(f"undefined symbols: {', '.join(cubin.undefined)}")
+    code = {kernel.entry: kernel for kernel in cubin.kernels}.get(binary.entry)
+    if code is None:
+        found = ", ".join(kernel.entry for kernel in cubin.kernels) or "none"
+        return [*problems, f"no entry {binary.entry!r} (entries: {found})"]
+    problems += _differences(binary, code)
+    least = cubin_min_cuda(arch, compiler_cuda_major(cubin))
+    problems += _version_problem(binary.cubin.min_cuda, least)
+    shared = binary.shared_bytes + binary.static_shared_bytes
+    if shared > SHARED_PER_BLOCK[arch.major, arch.minor]:
+        problems.append(f"{shared} bytes of shared memory do not fit {arch}")
+    return problems
+
+
+def check_ptx(binary: Binary, data: bytes) -> list[str]:
+    """What is wrong with PTX, compared with its record; empty if nothing."""
+    problems = []
+    version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
+    if version is None or target is None:
+        return ["not PTX: no .version or .target line"]
+    isa = (int(version[1]), int(version[2]))
+    if f"{isa[0]}.{isa[1]}" != binary.ptx.isa:
+        problems.append(f"PTX ISA {isa[0]}.{isa[1]}, not {binary.ptx.isa}")
+    if target[1].decode() != Arch.parse(binary.arch).compiler_name:
+        problems.append(f"PTX is for {target[1].decode()}, not {binary.arch}")
+    if f".entry {binary.entry}(".encode() not in data:
+        problems.append(f"PTX lacks the entry {binary.entry!r}")
+    return problems + _version_problem(binary.ptx.min_cuda, ptx_min_cuda(isa))
+
+
+def compiler_cuda_major(cubin: Cubin) -> int:
+    """CUDA major version of the assembler, as far as the file tells.
+
+    Blackwell's first toolkit already wrote ELF ABI 8, so there only the architecture's own minimum
+    counts.
+    """
+    return 13 if cubin.abi >= 8 and cubin.sm < 100 else 12
+
+
+def _problems(artifacts: ArtifactSet, binary: Binary) -> Iterator[Failed]:
+    checks = ((binary.cubin, check_cubin), (binary.ptx, check_ptx))
+    for payload, check in checks:
+        try:
+            problems = check(binary, artifacts.read(payload))
+        except SonataError as error:
+            yield Failed(binary.label, error.what, error.remedy)
+            continue
+        for problem in problems:
+            subject = f"{binary.label} ({OBJECTS}/{payload.file_name})"
+            yield Failed(subject, problem, "rebuild with `sonata-aot build`")
+
+
+def _differences(binary: Binary, code: KernelCode) -> list[str]:
+    problems = []
+    if code.parameters != binary.parameters:
+        problems.append(
+            f"parameter table {list(code.parameters)} is not the declared {list(binary.parameters)}"
+        )
+    if code.threads is not None and code.threads != binary.block:
+        problems.append(f"block {code.threads} is not the declared {binary.block}")
+    for name in ("registers", "stack_bytes", "static_shared_bytes"):
+        found, stated = getattr(code, name), getattr(binary, name)
+        if found != stated:
+            problems.append(f"{name} is {found}, not {stated}")
+    return problems
+
+
+def _version_problem(stated: str, least: tuple[int, int]) -> list[str]:
+    text = f"{least[0]}.{least[1]}"
+    return [] if stated == text else [f"needs a driver of CUDA {text}, not {stated}"]
+
+
+def _strays(artifacts: ArtifactSet) -> list[Outcome]:
+    known = {payload.file_name for _, payload in artifacts.manifest.payloads()}
+    found = [
+        path.relative_to(artifacts.directory)
+        for path in sorted(artifacts.directory.rglob("*"))
+        if not (path.is_dir() and not path.is_symlink())
+    ]
+    return [
+        Unexpected(str(path))
+        for path in found
+        if str(path) != FILE_NAME and not (str(path.parent) == OBJECTS and path.name in known)
+    ]

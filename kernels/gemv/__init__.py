@@ -1,0 +1,1 @@
+"""Skinny GEMV: y = x W^T for decode batches."""

@@ -1,0 +1,44 @@
+"""How a kernel is declared for ahead-of-time compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..artifacts.declaration import Budget, Declaration, Parameter, Variant, product
+
+__all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "product"]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A declaration, the variants that are built by default, and where the device code is.
+
+    `device` is `package.module:function`, a module-level `@cute.kernel` whose positional parameters
+    are the declaration's, in order (`cute.Pointer`, `Int32`, `Int64`, `Float32`), and whose
+    `Constexpr` parameters are its choices, by name. Only compile workers import that module.
+    """
+
+    declaration: Declaration
+    variants: tuple[Variant, ...]
+    device: str
+
+    def __post_init__(self) -> None:
+        """Check every variant against the declaration.
+
+        Raises:
+            ManifestError: naming the kernel and what is wrong.
+        """
+        for variant in self.variants:
+            self.declaration.check_variant(variant)
+            self.declaration.block_shape(variant)
+            self.declaration.shared_memory(variant)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.declaration.name
+
+    @property
+    def module(self) -> str:
+        """The module of the device code."""
+        return self.device.partition(":")[0]

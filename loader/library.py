@@ -1,0 +1,113 @@
+"""Binaries of an artifact set, loaded into the driver: eagerly as machine code, lazily as PTX."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..artifacts.choose import Form
+from ..artifacts.declaration import Declaration
+from ..artifacts.errors import ArgumentError
+from ..artifacts.manifest import Binary
+from .log import logger
+
+if TYPE_CHECKING:
+    from ._native import Kernel, Library
+
+# What the driver has loaded stays for the life of the process: a CUDA graph may hold its kernels.
+# So loading the same bytes again costs nothing and takes no memory.
+_loaded: dict[tuple[str, int], Library] = {}
+_lock = threading.Lock()
+
+
+class Loaded:
+    """One binary on one device, ready to launch."""
+
+    def __init__(
+        self, binary: Binary, declaration: Declaration, image: bytes, form: Form, device: int
+    ) -> None:
+        """Hold the verified bytes; nothing is loaded yet."""
+        self.binary = binary
+        self._declaration = declaration
+        self._image = image
+        self._form: Form = form
+        self._device = device
+        self._kernel: Kernel | None = None
+        self._pack = declaration.block_layout.pack
+        self._scalars = tuple(
+            (index, parameter.name)
+            for index, parameter in enumerate(declaration.parameters)
+            if parameter.kind in ("i32", "i64")
+        )
+
+    def kernel(self) -> Kernel:
+        """The driver's kernel, loaded at the first call.
+
+        Raises:
+            DriverError: the driver refused the bytes.
+            ForkedProcess: in a child of the process that loaded the driver.
+        """
+        if self._kernel is None:
+            self._kernel = self._load()
+        return self._kernel
+
+    def launch(self, stream: int, *arguments: int | float) -> None:
+        """Launch on a stream, given the declaration's parameters in order (pointers as addresses).
+
+        Raises:
+            ArgumentError: a value does not fit its parameter, or gives an empty or too large grid.
+            DriverError: the driver refused the launch, or an earlier one had failed.
+        """
+        kernel = self._kernel or self.kernel()
+        try:
+            block = self._pack(*arguments)
+        except Exception as error:  # struct.error is made anew for each struct module
+            raise ArgumentError(
+                f"{self.binary.label}: arguments {arguments} do not fit the parameters: {error}",
+                remedy="pass sizes and strides within the kernel's integer types",
+            ) from None
+        sizes = {name: int(arguments[index]) for index, name in self._scalars}
+        grid = self._declaration.grid_shape(self.binary.variant, sizes)
+        kernel.launch(grid, self.binary.block, stream, block)
+
+    def _load(self) -> Kernel:
+        from . import _native
+
+        payload = self.binary.cubin if self._form == "cubin" else self.binary.ptx
+        began = time.perf_counter()
+        with _lock:
+            library = _loaded.get((payload.sha256, self._device))
+            if library is None:
+                library = _native.load(
+                    self._image, self.binary.label, self._device, ptx=self._form == "ptx"
+                )
+                _loaded[payload.sha256, self._device] = library
+        kernel = library.kernel(self.binary.entry, self.binary.shared_bytes)
+        if self._form == "ptx":
+            took = 1e3 * (time.perf_counter() - began)
+            logger.info("compiled PTX of %s by the driver in %.1f ms", self.binary.label, took)
+        return kernel
+
+
+class Table:
+    """The loaded binaries of one kernel, by device and selectors."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        """Start empty."""
+        self.declaration = declaration
+        self._binaries: dict[tuple[object, ...], Loaded] = {}
+
+    def add(self, device: int, loaded: Loaded) -> None:
+        """Enter a binary under its device and the values of its selectors."""
+        selectors = (loaded.binary.variant[name] for name in self.declaration.selectors)
+        self._binaries[device, *selectors] = loaded
+
+    def get(self, device: int, *selectors: str | int) -> Loaded | None:
+        """The binary for a device and these selectors' values, in the declaration's order."""
+        return self._binaries.get((device, *selectors))
+
+    def all(self) -> Mapping[tuple[object, ...], Loaded]:
+        """Every binary by (device, *selectors)."""
+        return self._binaries

@@ -1,0 +1,189 @@
+"""`load`: find artifacts, verify them, choose for each device, and hand the bytes to the driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..artifacts.choose import Choice, choose
+from ..artifacts.errors import (
+    ArgumentError,
+    ArtifactsNotFound,
+    DriverUnavailable,
+    SonataError,
+)
+from ..artifacts.places import Place, search
+from ..artifacts.store import ArtifactSet, open_artifacts
+from .kernels import Kernels
+from .library import Loaded, Table
+from .log import configure, logger
+from .runtime import device_indices, require_torch
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that kernels are loaded on."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+
+
+def load(
+    path: str | PathLike[str] | None = None,
+    arch: str | None = None,
+    allow_ptx: bool = False,
+    *,
+    devices: Iterable[int | str | torch.device] | None = None,
+    preload: Iterable[str] = (),
+) -> Kernels:
+    """Load compiled kernels.
+
+    Artifacts are looked for at `path`; at SONATA_AOT_DIR; inside the installed wheel; in the user's
+    cache. A place that was named, by `path` or the variable, must be right: nothing else is then
+    tried.
+
+    Args:
+        path: An artifact directory.
+        arch: Take only this architecture's binaries, such as `sm86`.
+        allow_ptx: Let the driver compile PTX where no machine code fits. Each kernel is then
+            compiled when it is first used, 40 to 560 ms, or from the driver's own cache.
+        devices: CUDA devices to load on; torch's current one if None.
+        preload: Names of kernels whose PTX is compiled now and not at first use.
+
+    Raises:
+        MissingDependency: torch is not installed.
+        DriverUnavailable: no driver, or no such device.
+        ArtifactsNotFound: no place holds artifacts that can be used; says why for each.
+        ArtifactError: the named place's manifest or a file in it is wrong.
+        VariantMissing: the named place has nothing for a device.
+        DriverError: the driver refused a binary.
+    """
+    began = time.perf_counter()
+    configure()
+    require_torch()
+    names = _names(preload)
+    chosen_devices, cuda = _devices(device_indices(devices))
+    artifacts, choices = _find(
+        Path(path) if path is not None else None, chosen_devices, cuda, arch, allow_ptx
+    )
+    tables = {declaration.name: Table(declaration) for declaration in artifacts.manifest.kernels}
+    for name in names:
+        if name not in tables:
+            raise ArgumentError(
+                f"preload: no kernel {name!r} in {artifacts.directory}",
+                remedy="use one of " + " ".join(tables),
+            )
+    for loaded, device in _read(artifacts, choices):
+        tables[loaded.binary.kernel].add(device.index, loaded)
+        form = choices[device].form
+        if form == "cubin" or loaded.binary.kernel in names:
+            loaded.kernel()
+    took = 1e3 * (time.perf_counter() - began)
+    for device, choice in choices.items():
+        logger.info(
+            "device %d (%s): %s %s from %s, ready in %.1f ms",
+            *(device.index, device.name, choice.arch, choice.form, artifacts.directory, took),
+        )
+    return Kernels(artifacts, {device.index: choice for device, choice in choices.items()}, tables)
+
+
+def _names(preload: Iterable[str]) -> frozenset[str]:
+    if isinstance(preload, str):
+        raise ArgumentError(f"preload is the text {preload!r}", remedy=f"pass [{preload!r}]")
+    return frozenset(preload)
+
+
+def _devices(indices: tuple[int, ...]) -> tuple[list[Device], tuple[int, int]]:
+    """The devices of these numbers, and the driver's CUDA version."""
+    from . import _native
+
+    state = _native.driver_state()
+    if not state["available"]:
+        raise DriverUnavailable(
+            f"no NVIDIA driver: {state['reason']}", remedy="see `sonata-aot doctor`"
+        )
+    present = _native.devices()
+    for index in indices:
+        if index >= len(present):
+            raise DriverUnavailable(
+                f"no device {index}: this process sees {len(present)}",
+                remedy="pass another number in devices=, or check CUDA_VISIBLE_DEVICES",
+            )
+    version = state["version"] or 0
+    chosen = [
+        Device(index, present[index]["name"], (present[index]["major"], present[index]["minor"]))
+        for index in indices
+    ]
+    return chosen, (version // 1000, version % 1000 // 10)
+
+
+def _find(
+    path: Path | None,
+    devices: list[Device],
+    cuda: tuple[int, int],
+    arch: str | None,
+    allow_ptx: bool,
+) -> tuple[ArtifactSet, dict[Device, Choice]]:
+    """The first place with artifacts for every device, and what each device gets from it."""
+    rejected: list[str] = []
+    for place in search(path):
+        try:
+            artifacts = open_artifacts(place.path)
+            choices = {
+                device: choose(
+                    artifacts.manifest,
+                    device.capability,
+                    driver_cuda=cuda,
+                    arch=arch,
+                    allow_ptx=allow_ptx,
+                )
+                for device in devices
+            }
+        except SonataError as error:
+            if place.named:
+                raise
+            _pass_over(place, error, rejected)
+            continue
+        return artifacts, choices
+    raise ArtifactsNotFound(
+        "no usable artifacts: " + "; ".join(rejected),
+        remedy=f"build them with `sonata-aot build --arch {arch or _archs(devices)}`, "
+        "or name a directory",
+    )
+
+
+def _archs(devices: list[Device]) -> str:
+    capabilities = dict.fromkeys(device.capability for device in devices)
+    return " --arch ".join(f"sm{major}{minor}" for major, minor in capabilities)
+
+
+def _pass_over(place: Place, error: SonataError, rejected: list[str]) -> None:
+    rejected.append(f"{place.origin} ({place.path}): {error.what}")
+    # Nothing there is ordinary; something wrong there is worth a line.
+    log = logger.debug if isinstance(error, ArtifactsNotFound) else logger.warning
+    log("passed over %s (%s): %s", place.origin, place.path, error)
+
+
+def _read(artifacts: ArtifactSet, choices: dict[Device, Choice]) -> Iterable[tuple[Loaded, Device]]:
+    """Each chosen binary with its verified bytes, read once however many devices take it."""
+    manifest = artifacts.manifest
+    images: dict[str, bytes] = {}
+    for device, choice in choices.items():
+        for binary in manifest.binaries:
+            if binary.arch != choice.arch:
+                continue
+            payload = binary.cubin if choice.form == "cubin" else binary.ptx
+            if payload.sha256 not in images:
+                images[payload.sha256] = artifacts.read(payload)
+            declaration = manifest.declaration(binary.kernel)
+            assert declaration is not None  # a manifest does not parse without it
+            image = images[payload.sha256]
+            yield Loaded(binary, declaration, image, choice.form, device.index), device
