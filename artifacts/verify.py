@@ -18,17 +18,18 @@ from .manifest import FILE_NAME, OBJECTS, Binary
 from .store import ArtifactSet, open_artifacts
 
 # Shared memory that a block may have, in bytes, by architecture (CUDA C++ Programming Guide,
-# "Technical Specifications per Compute Capability").
+# "Technical Specifications per Compute Capability"). From 9.0 on the figure in the code includes
+# the 1 KB that the system reserves for each block, so it is included here too.
 SHARED_PER_BLOCK = {
     (8, 0): 163 * 1024,
     (8, 6): 99 * 1024,
     (8, 7): 163 * 1024,
     (8, 9): 99 * 1024,
-    (9, 0): 227 * 1024,
-    (10, 0): 227 * 1024,
-    (10, 3): 227 * 1024,
-    (12, 0): 99 * 1024,
-    (12, 1): 99 * 1024,
+    (9, 0): 228 * 1024,
+    (10, 0): 228 * 1024,
+    (10, 3): 228 * 1024,
+    (12, 0): 100 * 1024,
+    (12, 1): 100 * 1024,
 }
 
 _PTX_VERSION = re.compile(rb"^\.version (\d)\.(\d)$", re.M)
@@ -119,6 +120,9 @@ def check_ptx(binary: Binary, data: bytes) -> list[str]:
         problems.append(f"PTX ISA {isa[0]}.{isa[1]}, not {binary.ptx.isa}")
     if target[1].decode() != Arch.parse(binary.arch).compiler_name:
         problems.append(f"PTX is for {target[1].decode()}, not {binary.arch}")
+    # Dynamic shared memory leaves no size in the code; but code that uses some must be given some.
+    if binary.shared_bytes == 0 and b".extern .shared" in data:
+        problems.append("the code uses dynamic shared memory, and shared_bytes is 0")
     if f".entry {binary.entry}(".encode() not in data:
         problems.append(f"PTX lacks the entry {binary.entry!r}")
     return problems + _version_problem(binary.ptx.min_cuda, ptx_min_cuda(isa))

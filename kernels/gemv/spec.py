@@ -24,9 +24,9 @@ SPEC = KernelSpec(
         selectors=("dtype", "m"),
         block=("32 * warps", "1", "1"),
         grid=("ceildiv(n, rows)", "1", "1"),
-        shared_bytes="0",
+        shared_bytes="4 * warps * rows * m",
         budget=Budget(registers=128),
     ),
-    variants=product(dtype=["bf16"], m=[1, 2], rows=[4], warps=[4], unroll=[2]),
+    variants=product(dtype=["bf16"], m=[1, 2], rows=[4], warps=[8], unroll=[1]),
     device="sonata_aot.kernels.gemv.device:gemv",
 )

@@ -1,0 +1,78 @@
+"""Are the recorded GPU results those of today's sources?
+
+Every record names the SHA-256 of each binary that it ran and of the launcher's sources. Builds are
+reproducible, so this compiles today's sources and compares. `python -m benchmarks.evidence` fails
+on a stale record; with `--report` it only says so, as not every machine has a GPU to measure again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sonata_aot.aot import plan
+from sonata_aot.aot.build import build
+from sonata_aot.artifacts import SonataError
+
+from .results import RESULTS, launcher_digest
+
+
+def current_binaries(vias: set[str]) -> dict[str, set[str]]:
+    """SHA-256 of every binary that today's sources compile to, by `via` (`sm86-ptx`)."""
+    archs = plan.choose_archs(sorted({via.split("-")[0] for via in vias}))
+    with tempfile.TemporaryDirectory() as folder:
+        result = build(plan.choose_kernels(()), archs, out=Path(folder) / "artifacts")
+    digests: dict[str, set[str]] = {}
+    for binary in result.manifest.binaries:
+        for form, payload in (("cubin", binary.cubin), ("ptx", binary.ptx)):
+            digests.setdefault(f"{binary.arch}-{form}", set()).add(payload.sha256)
+    return digests
+
+
+def stale(record: dict[str, Any], binaries: dict[str, set[str]], launcher: str) -> Iterator[str]:
+    """Why a record no longer counts; nothing if it does."""
+    if not record["binaries"]:
+        yield "it names no binary"
+    if not set(record["binaries"]) <= binaries.get(record["via"], set()):
+        yield "the kernel compiles to other bytes now"
+    if record["launcher"] != launcher:
+        yield "the launcher's sources have changed"
+
+
+def main() -> None:
+    """Check every results file."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.evidence")
+    parser.add_argument("--report", action="store_true", help="exit 0 even if a result is stale")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results")
+    options = parser.parse_args()
+    files = sorted(options.results.glob("*/*.json"))
+    contents = {path: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    records = [record for content in contents.values() for record in content["records"]]
+    if not records:
+        print(f"evidence: no results in {options.results}")
+        sys.exit(0 if options.report else 1)
+    try:
+        binaries = current_binaries({record["via"] for record in records})
+    except SonataError as error:
+        sys.exit(f"evidence: {error}")
+    launcher, count = launcher_digest(), 0
+    for path, content in contents.items():
+        reasons = {
+            (record["case"], record["via"]): list(stale(record, binaries, launcher))
+            for record in content["records"]
+        }
+        for (case, via), problems in reasons.items():
+            if problems:
+                count += 1
+                print(f"stale: {path.parent.name}/{path.name} {case} ({via}): {problems[0]}")
+    print(f"evidence: {len(records) - count} of {len(records)} records are fresh")
+    sys.exit(1 if count and not options.report else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Time from nothing loaded to the first result, each case in a fresh process.
+
+    python -m benchmarks.first_call ARTIFACTS --json benchmarks/results/h200/first_call.json
+
+The process has torch imported and its CUDA context up; timed are `load()` and the first
+`kernels.gemv`, synchronised. PTX is measured twice: with an empty driver cache, and in the next
+process, which finds it filled. Afterwards no compiler may have been imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from . import results
+
+# Modules that would mean a compiler in the process.
+FORBIDDEN = ("cutlass", "triton", "tvm_ffi", "torch._dynamo")
+REPEATS = 5
+
+_CHILD = """
+import json, sys, time
+import torch
+x = torch.randn(2, 2048, device="cuda", dtype=torch.bfloat16)
+w = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+reference = x.double() @ w.double().T
+torch.cuda.synchronize()
+before = set(sys.modules)
+began = time.perf_counter()
+from sonata_aot import loader
+imported = time.perf_counter()
+kernels = loader.load(sys.argv[1], arch=sys.argv[2], allow_ptx=True)
+loaded = time.perf_counter()
+y = kernels.gemv(x, w)
+torch.cuda.synchronize()
+done = time.perf_counter()
+new = set(sys.modules) - before
+error = float((y.double() - reference).norm() / reference.norm())
+device = kernels.info()["devices"][0]
+print(json.dumps({
+    "import_ms": 1e3 * (imported - began),
+    "load_ms": 1e3 * (loaded - imported),
+    "first_gemv_ms": 1e3 * (done - loaded),
+    "error": error,
+    "form": device["form"],
+    "binaries": [b["sha256"] for b in device["binaries"]],
+    "compilers": [name for name in new if any((name + ".").startswith(f + ".") for f in FORBIDDEN)],
+}))
+"""
+
+
+def run_child(artifacts: Path, arch: str, cache: str) -> dict[str, Any]:
+    """One fresh process; `cache` is the driver's compilation cache."""
+    script = f"FORBIDDEN = {FORBIDDEN!r}\n{_CHILD}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(artifacts), arch],
+        env={**os.environ, "CUDA_CACHE_PATH": cache},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"the measured process failed:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def measure(artifacts: Path, arch: str) -> list[dict[str, Any]]:
+    """Records of one architecture: `cache=cold` and `cache=warm` for PTX, one for cubins."""
+    runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+    for _ in range(REPEATS):
+        with tempfile.TemporaryDirectory() as cache:
+            for state in runs:
+                runs[state].append(run_child(artifacts, arch, cache))
+    form = runs["cold"][0]["form"]
+    # Machine code needs no cache: both kinds of run are the same measurement.
+    groups = {"": runs["cold"] + runs["warm"]} if form == "cubin" else runs
+    found = []
+    for state, group in groups.items():
+        record: dict[str, Any] = {
+            "case": "op=load+gemv" + (f" cache={state}" if state else ""),
+            "opponent": None,
+            "via": f"{arch}-{form}",
+        }
+        for name in ("import_ms", "load_ms", "first_gemv_ms"):
+            record[name] = round(statistics.median(run[name] for run in group), 2)
+        total = statistics.median(run["load_ms"] + run["first_gemv_ms"] for run in group)
+        record |= {"ours_us": round(1e3 * total, 1), "opponent_us": None}
+        record |= {"error": max(run["error"] for run in group), "opponent_error": None}
+        record["compilers"] = sorted({name for run in group for name in run["compilers"]})
+        record["binaries"] = group[0]["binaries"]
+        found.append(record)
+    return found
+
+
+def main() -> None:
+    """Measure each architecture named; exit 1 if a compiler was imported."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.first_call")
+    parser.add_argument("artifacts", type=Path)
+    parser.add_argument("--arch", action="append", dest="archs")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = [
+        record
+        for arch in options.archs or ("sm90", "sm86")
+        for record in measure(options.artifacts, arch)
+    ]
+    for record in found:
+        print(
+            f"{record['via']:11} {record['case']:24} import {record['import_ms']:7.2f} ms  load "
+            f"{record['load_ms']:7.2f} ms  first gemv {record['first_gemv_ms']:7.2f} ms  "
+            f"total {record['ours_us'] / 1e3:7.2f} ms  compilers {record['compilers']}"
+        )
+    if options.json:
+        results.write(options.json, found)
+    if any(record["compilers"] for record in found):
+        raise SystemExit("a compiler was imported")
+
+
+if __name__ == "__main__":
+    main()

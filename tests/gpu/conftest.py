@@ -1,0 +1,37 @@
+"""GPU tests run from built artifacts, each architecture that the GPU can run, PTX included.
+
+The artifacts are those of SONATA_AOT_DIR or of the user's cache (`sonata-aot build --arch sm86
+--arch sm90`): a machine with a GPU need not have the compiler.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sonata_aot import loader
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _why_not()
+    for item in items:
+        if item.path.parent.name != "gpu":
+            continue
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_not() -> str | None:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return "torch is not installed"
+    return None if torch.cuda.is_available() else "no CUDA device"
+
+
+@pytest.fixture(scope="session", params=["sm86", "sm90"])
+def kernels(request: pytest.FixtureRequest) -> loader.Kernels:
+    try:
+        return loader.load(arch=request.param, allow_ptx=True)
+    except loader.SonataError as error:
+        pytest.skip(str(error))

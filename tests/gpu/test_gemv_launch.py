@@ -1,0 +1,199 @@
+"""Streams, graphs, threads and refused arguments of the GEMV on a real device."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sonata_aot.artifacts.errors import ArgumentError, SonataError, VariantMissing
+from sonata_aot.loader import Kernels
+
+torch = pytest.importorskip("torch")
+
+N, K = 512, 1024
+
+
+@pytest.fixture
+def operands():
+    torch.seed()
+    x = torch.randn(2, K, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(N, K, device="cuda", dtype=torch.bfloat16)
+    return x, weight
+
+
+def close(y, x, weight) -> bool:
+    expected = x.double() @ weight.double().T
+    return bool((y.double() - expected).norm() <= 2**-8 * expected.norm())
+
+
+def test_runs_on_the_current_stream_after_what_precedes_it(kernels: Kernels, operands):
+    fresh, weight = operands
+    x = torch.zeros_like(fresh)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)  # about 30 ms: any other stream would read the zeros
+        x.copy_(fresh)
+        y = kernels.gemv(x, weight)
+    side.synchronize()
+    assert close(y, fresh, weight)
+
+
+def test_does_not_synchronise(kernels: Kernels, operands):
+    x, weight = operands
+    out = kernels.gemv(x, weight)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    done = torch.cuda.Event()
+    kernels.gemv(x, weight, out=out)
+    done.record()
+    assert not done.query()
+    torch.cuda.synchronize()
+
+
+def test_graph_captured_on_another_stream_follows_changed_inputs(kernels: Kernels, operands):
+    x, weight = operands
+    out = torch.empty(2, N, device="cuda", dtype=torch.bfloat16)
+    kernels.gemv(x, weight, out=out)  # warm on the default stream; captured on the graph's own
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernels.gemv(x, weight, out=out)
+    seen = []
+    for _ in range(3):
+        x.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert close(out, x, weight)
+        seen.append(out.clone())
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_allocates_from_the_graphs_pool_under_capture(kernels: Kernels, operands):
+    x, weight = operands
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = kernels.gemv(x, weight)
+    x.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert close(y, x, weight)
+
+
+def test_116_launches_in_one_capture(kernels: Kernels, operands):
+    x, weight = operands
+    outs = [torch.full((2, N), float("nan"), device="cuda", dtype=x.dtype) for _ in range(116)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for out in outs:
+            kernels.gemv(x, weight, out=out)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(close(out, x, weight) for out in outs)
+
+
+def test_a_thread_that_never_touched_cuda_can_launch(kernels: Kernels, operands):
+    x, weight = operands
+    results: list[object] = []
+
+    def work() -> None:
+        try:
+            results.append(kernels.gemv(x, weight))
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert isinstance(results[0], torch.Tensor), results
+    assert close(results[0], x, weight)
+
+
+def refused(x, weight):
+    """Calls that must be refused: name, arguments, a word of the message."""
+    cpu = torch.zeros(1, K, dtype=torch.bfloat16)
+    return {
+        "not a tensor": ((x, [1.0]), "list"),
+        "cpu x": ((cpu, weight), "cpu"),
+        "cpu weight": ((x, weight.cpu()), "cpu"),
+        "float32": ((x.float(), weight.float()), "float32"),
+        "mixed dtypes": ((x, weight.half()), "float16"),
+        "one dimension": ((x[0], weight), "dimension"),
+        "three dimensions": ((x[None], weight), "dimension"),
+        "other K": ((x[:, :512], weight), "shape"),
+        "K not a multiple of 8": ((x[:, :1020], weight[:, :1020]), "multiple of 8"),
+        "no K": ((x[:, :0], weight[:, :0]), "K = 0"),
+        "no N": ((x, weight[:0]), "N = 0"),
+        "transposed x": ((x.T.contiguous().T, weight), "contiguous"),
+        "transposed weight": ((x, weight.T.contiguous().T), "contiguous"),
+        "x off by one element": ((x[:, 1:1017], weight[:, :1016]), "aligned"),
+        "weight rows not aligned": (
+            (x[:, :1008], weight.flatten()[: 99 * 1012].view(99, 1012)[:, :1008]),
+            "aligned",
+        ),
+        "no rows": ((x[:0], weight), "rows"),
+        "too many rows": ((x.repeat(20, 1), weight), "linear"),
+        "requires grad": ((x.clone().requires_grad_(), weight), "grad"),
+        "sparse": ((x.to_sparse(), weight), "sparse"),
+    }
+
+
+CASES = (
+    "not a tensor", "cpu x", "cpu weight", "float32", "mixed dtypes", "one dimension",
+    "three dimensions", "other K", "K not a multiple of 8", "no K", "no N", "transposed x",
+    "transposed weight", "x off by one element", "weight rows not aligned", "no rows",
+    "too many rows", "requires grad", "sparse",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_arguments_are_refused_and_harm_nothing(kernels: Kernels, operands, case: str):
+    x, weight = operands
+    arguments, word = refused(x, weight)[case]
+    with pytest.raises((ArgumentError, VariantMissing), match=r".*; .+") as raised:
+        kernels.gemv(*arguments)
+    assert word in str(raised.value)
+    assert close(kernels.gemv(x, weight), x, weight)
+
+
+def outs(x, weight):
+    flat = torch.empty(4 * N, device="cuda", dtype=torch.bfloat16)
+    return {
+        "shape": torch.empty(2, N + 1, device="cuda", dtype=torch.bfloat16),
+        "dtype": torch.empty(2, N, device="cuda", dtype=torch.float16),
+        "device": torch.empty(2, N, dtype=torch.bfloat16),
+        "columns apart": torch.empty(2, 2 * N, device="cuda", dtype=torch.bfloat16)[:, ::2],
+        "rows overlap": flat.as_strided((2, N), (1, 1)),
+        "expanded": torch.empty(1, N, device="cuda", dtype=torch.bfloat16).expand(2, N),
+        "is x": x[:, :N],
+        "in weight": weight[:2, :N],
+        "not a tensor": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["shape", "dtype", "device", "columns apart", "rows overlap", "expanded", "is x", "in weight",
+     "not a tensor"],
+)  # fmt: skip
+def test_bad_outputs_are_refused(kernels: Kernels, operands, case: str):
+    x, weight = operands
+    kept = x.clone(), weight.clone()
+    with pytest.raises(ArgumentError, match="out"):
+        kernels.gemv(x, weight, out=outs(x, weight)[case])
+    torch.cuda.synchronize()
+    assert torch.equal(x, kept[0])
+    assert torch.equal(weight, kept[1])
+
+
+def test_the_driver_refuses_bad_images_by_name():
+    from sonata_aot.loader import _native
+
+    # The driver may look at the bytes only when a kernel is asked for.
+    images = {"bad image": b"\x7fELF" + bytes(100), "bad text": b".version 8.8\n.target sm_86\n?\n"}
+    for label, image in images.items():
+        with pytest.raises(SonataError, match="CUDA_ERROR_") as raised:
+            _native.load(image, label, 0, ptx=label == "bad text").kernel("none")
+        assert label in str(raised.value)

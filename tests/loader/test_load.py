@@ -1,0 +1,224 @@
+"""`load`: where it looks, what it chooses, and which bytes reach the driver."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOAD = "k = loader.load(ARTIFACTS, devices=[0]{}); say(k.info())"
+
+
+def digests(manifest: dict[str, Any], arch: str, form: str) -> set[str]:
+    return {b[form]["sha256"] for b in manifest["binaries"] if b["arch"] == arch}
+
+
+def loaded(outcome) -> set[str]:
+    return {call["sha256"] for call in outcome.named("cuLibraryLoadData")}
+
+
+def test_machine_code_of_the_device_is_loaded_at_once_and_nothing_else(
+    recorder, artifacts, manifest
+):
+    outcome = recorder.loader(artifacts, LOAD.format(""), env={"SONATA_TEST_CUDA_CC": "9.0"})
+    assert loaded(outcome) == digests(manifest, "sm90", "cubin")
+    assert outcome.value["devices"]["0"]["arch"] == "sm90"
+    assert outcome.value["digest"] == manifest["digest"]
+    assert len(outcome.named("cuKernelGetFunction")) == len(digests(manifest, "sm90", "cubin"))
+
+
+def test_a_device_of_the_same_major_takes_the_older_machine_code(recorder, artifacts, manifest):
+    outcome = recorder.loader(artifacts, LOAD.format(""), env={"SONATA_TEST_CUDA_CC": "8.9"})
+    assert loaded(outcome) == digests(manifest, "sm86", "cubin")
+
+
+def test_ptx_is_loaded_at_first_use_only(recorder, artifacts, manifest):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        k = loader.load(ARTIFACTS, arch="sm86", allow_ptx=True, devices=[0])
+        before = len(open(os.environ["SONATA_TEST_CUDA_LOG"]).read().split("cuLibraryLoadData")) - 1
+        k.gemv(tensor(1, 64), tensor(16, 64))
+        k.gemv(tensor(1, 64), tensor(16, 64))
+        say(before)
+        """,
+        env={"SONATA_TEST_CUDA_CC": "9.0"},
+    )
+    assert outcome.value == 0
+    assert len(outcome.named("cuLibraryLoadData")) == 1
+    assert loaded(outcome) < digests(manifest, "sm86", "ptx")
+    assert len(outcome.named("cuLaunchKernel")) == 2
+
+
+def test_preload_compiles_ptx_at_once(recorder, artifacts, manifest):
+    script = LOAD.format(", arch='sm86', allow_ptx=True, preload=['gemv']")
+    outcome = recorder.loader(artifacts, script, env={"SONATA_TEST_CUDA_CC": "9.0"})
+    assert loaded(outcome) == digests(manifest, "sm86", "ptx")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "capability", "error", "words"),
+    [
+        (", arch='sm86'", "9.0", "VariantMissing", ["sm86", "allow_ptx=True", "does not run"]),
+        ("", "8.0", "VariantMissing", ["sm86 cubin", "sm90 cubin", "8.0", "--arch sm80"]),
+        (", arch='sm77'", "9.0", "UsageError", ["sm77", "sm86"]),
+        (", preload=['nothing']", "9.0", "ArgumentError", ["nothing", "gemv"]),
+        (", preload='gemv'", "9.0", "ArgumentError", ["['gemv']"]),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(recorder, artifacts, arguments, capability, error, words):
+    outcome = recorder.loader(
+        artifacts,
+        f"say(failure(lambda: loader.load(ARTIFACTS, devices=[0]{arguments})))",
+        env={"SONATA_TEST_CUDA_CC": capability},
+    )
+    assert (outcome.value["type"], outcome.value["sonata"]) == (error, True)
+    assert all(word in outcome.value["message"] for word in words), outcome.value["message"]
+    assert not outcome.named("cuLibraryLoadData")
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "words"),
+    [
+        ("[7]", "DriverUnavailable", ["no device 7", "2"]),
+        ("['cpu']", "ArgumentError", ["'cpu'", "CUDA"]),
+        ("[-1]", "ArgumentError", ["-1"]),
+        ("[True]", "ArgumentError", ["True"]),
+        ("[]", "ArgumentError", ["empty"]),
+        ("None", "DriverUnavailable", ["no CUDA device", "CUDA build"]),
+    ],
+)
+def test_devices_that_are_none(recorder, artifacts, devices, error, words):
+    outcome = recorder.loader(
+        artifacts,
+        f"say(failure(lambda: loader.load(ARTIFACTS, devices={devices})))",
+        env={"SONATA_TEST_CUDA_DEVICES": "2"},
+    )
+    assert outcome.value["type"] == error
+    assert all(word in outcome.value["message"] for word in words), outcome.value["message"]
+
+
+@pytest.mark.parametrize("devices", ["[1]", "1", "'cuda:1'", "torch.device('cuda', 1)"])
+def test_only_the_devices_named_get_a_context(recorder, artifacts, devices):
+    outcome = recorder.loader(
+        artifacts,
+        f"loader.load(ARTIFACTS, devices={devices}); say(0)",
+        env={"SONATA_TEST_CUDA_DEVICES": "3"},
+    )
+    assert [call["device"] for call in outcome.named("cuDevicePrimaryCtxRetain")] == [1]
+
+
+def test_loading_twice_gives_the_driver_the_bytes_once(recorder, artifacts, manifest):
+    outcome = recorder.loader(
+        artifacts,
+        "[loader.load(ARTIFACTS, devices=[0]) for _ in range(3)]; say(0)",
+        env={"SONATA_TEST_CUDA_CC": "9.0"},
+    )
+    assert len(outcome.named("cuLibraryLoadData")) == len(digests(manifest, "sm90", "cubin"))
+
+
+def damaged(artifacts: Path, folder: Path) -> Path:
+    copy = folder / "damaged"
+    shutil.copytree(artifacts, copy)
+    copy.chmod(0o700)
+    return copy
+
+
+def test_one_flipped_bit_is_refused_before_the_driver_sees_it(
+    recorder, artifacts, manifest, tmp_path
+):
+    copy = damaged(artifacts, tmp_path)
+    name = sorted(digests(manifest, "sm90", "cubin"))[-1]
+    target = copy / "objects" / f"{name}.cubin"
+    data = bytearray(target.read_bytes())
+    data[len(data) // 2] ^= 1
+    target.write_bytes(data)
+    outcome = recorder.loader(
+        copy,
+        "say(failure(lambda: loader.load(ARTIFACTS, devices=[0])))",
+        env={"SONATA_TEST_CUDA_CC": "9.0"},
+    )
+    assert outcome.value["type"] == "IntegrityError"
+    assert name in outcome.value["message"]
+    assert hashlib.sha256(data).hexdigest() not in loaded(outcome)
+
+
+SEARCH = "say(failure(lambda: loader.load(devices=[0])) or loader.load(devices=[0]).info())"
+
+
+def test_the_environment_names_the_directory(recorder, artifacts):
+    outcome = recorder.loader(artifacts, SEARCH, env={"SONATA_AOT_DIR": str(artifacts)})
+    assert outcome.value["directory"] == str(artifacts)
+
+
+def test_a_named_directory_without_artifacts_ends_the_search(recorder, artifacts, tmp_path):
+    (tmp_path / "cache").mkdir()
+    shutil.copytree(artifacts, tmp_path / "cache" / "artifacts")
+    cache = {"SONATA_AOT_CACHE_DIR": str(tmp_path / "cache")}
+    found = recorder.loader(artifacts, SEARCH, env=cache)
+    assert found.value["directory"] == str(tmp_path / "cache" / "artifacts")
+    wrong = recorder.loader(artifacts, SEARCH, env={**cache, "SONATA_AOT_DIR": "/nowhere"})
+    assert wrong.value["type"] == "ArtifactsNotFound"
+    assert "/nowhere" in wrong.value["message"]
+
+
+def test_without_any_artifacts_every_place_is_named_with_its_reason(recorder, artifacts):
+    outcome = recorder.loader(artifacts, SEARCH, env={"SONATA_TEST_CUDA_CC": "8.6"})
+    message = outcome.value["message"]
+    assert outcome.value["type"] == "ArtifactsNotFound"
+    assert "the installed wheel" in message
+    assert "the user cache" in message
+    assert "sonata-aot build --arch sm86" in message
+
+
+def test_an_old_driver_is_told_what_it_lacks(recorder, artifacts):
+    outcome = recorder.loader(
+        artifacts,
+        "say(failure(lambda: loader.load(ARTIFACTS, devices=[0], arch='sm86', allow_ptx=True)))",
+        env={"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_VERSION": "12040"},
+    )
+    assert "needs a driver of CUDA 12.9, this one is 12.4" in outcome.value["message"]
+
+
+def test_the_log_says_what_was_chosen(recorder, artifacts):
+    outcome = recorder.loader(
+        artifacts,
+        LOAD.format(""),
+        env={"SONATA_TEST_CUDA_CC": "9.0", "SONATA_AOT_LOG_LEVEL": "info"},
+    )
+    assert "sm90 cubin" in outcome.stderr
+    assert " ms" in outcome.stderr
+    silent = recorder.loader(artifacts, LOAD.format(""), env={"SONATA_TEST_CUDA_CC": "9.0"})
+    assert "sonata" not in silent.stderr
+
+
+def test_without_a_driver_load_says_so(recorder, artifacts):
+    outcome = recorder.loader(
+        artifacts, "say(failure(lambda: loader.load(ARTIFACTS, devices=[0])))", library_path=[]
+    )
+    assert outcome.value["type"] == "DriverUnavailable"
+    assert "libcuda.so.1" in outcome.value["message"]
+
+
+def test_without_torch_load_says_so_in_one_line(recorder, artifacts):
+    outcome = recorder.run(
+        "import sys; sys.modules['torch'] = None\n"
+        "from sonata_aot import loader\n"
+        "try: loader.load('/nowhere')\n"
+        "except loader.SonataError as error: print(error)",
+    )
+    assert outcome.stdout.count("\n") == 1
+    assert "pip install 'sonata-aot[torch]'" in outcome.stdout
+
+
+def test_importing_the_loader_imports_no_torch_and_no_compiler(recorder):
+    outcome = recorder.run(
+        "import sys; from sonata_aot import loader\n"
+        "print(sorted({'torch', 'cutlass', 'triton', 'tvm_ffi', 'sonata_aot.kernels', "
+        "'sonata_aot.aot'} & set(sys.modules)))"
+    )
+    assert outcome.stdout.strip() == "[]"
+    assert not outcome.calls
