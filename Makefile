@@ -16,6 +16,7 @@ build: $(STAMP)
 
 test: lint
 	$(BIN)/pytest -n auto --dist worksteal -m "not gpu"
+	$(BIN)/python -m benchmarks.figures --check
 	$(BIN)/python -m benchmarks.evidence --report
 
 lint: $(STAMP)
