@@ -1,0 +1,86 @@
+"""The native launcher: loads compiled kernels through the CUDA driver and launches them.
+
+The driver (`libcuda.so.1`) is opened and initialised at the first call, never at import. Every
+function releases the GIL around the driver and may be called from any thread. A device's primary
+context, which torch uses as well, is retained once and kept for the life of the process; the
+calling thread's current context is the same after a call as before.
+
+Errors are those of `sonata_aot.artifacts.errors`: `DriverUnavailable`, `DriverError` (with `code`,
+`name` and `text`), `ArgumentError`, and `ForkedProcess` in a child that was forked after its parent
+had used any function here.
+"""
+
+from typing import TypedDict, final
+
+class DriverState(TypedDict):
+    available: bool
+    reason: str | None
+    """Why the driver is not available."""
+    version: int | None
+    """The newest CUDA that the driver supports: 13000 is 13.0."""
+    library: str | None
+    """The path that `libcuda.so.1` was loaded from."""
+
+class Device(TypedDict):
+    index: int
+    name: str
+    major: int
+    minor: int
+    multiprocessors: int
+    shared_per_block_optin: int
+    """The most shared memory, in bytes, that a block can have."""
+
+class Attributes(TypedDict):
+    registers: int
+    local_bytes: int
+    static_shared_bytes: int
+    max_threads: int
+
+def driver_state() -> DriverState:
+    """Whether the driver is usable, and if not, why; never raises.
+
+    It initialises the driver, so a process that forks workers must not call it before.
+    """
+
+def devices() -> list[Device]:
+    """The devices that this process sees."""
+
+def load(image: bytes, label: str, device: int, *, ptx: bool = False) -> Library:
+    """Give the bytes of a cubin, or of PTX, to the driver of one device.
+
+    The bytes are the caller's, neither copied nor changed on the way. `label` stands for them in
+    messages. With `ptx` the error of a failed compilation holds the compiler's log.
+
+    Libraries are never unloaded, not even when the `Library` is gone: a CUDA graph may still
+    replay their kernels. Load each image once.
+    """
+
+@final
+class Library:
+    """An image loaded on one device."""
+
+    def kernel(self, entry: str, shared_bytes: int = 0) -> Kernel:
+        """Resolve an entry and load its code now, so that a captured launch needs no lazy load.
+
+        `shared_bytes` is the dynamic shared memory of each of its launches.
+        """
+
+@final
+class Kernel:
+    """An entry of a library, with its dynamic shared memory."""
+
+    def attributes(self) -> Attributes:
+        """What the driver says about the machine code."""
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        stream: int,
+        params: bytes,
+    ) -> None:
+        """Enqueue the kernel on a stream and return, without waiting for anything.
+
+        `stream` is a handle of the library's device (`torch.cuda.Stream.cuda_stream`; 0 is the
+        default stream) and `params` the packed parameter block, which is copied.
+        """

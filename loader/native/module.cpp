@@ -1,0 +1,180 @@
+// The Python module: arguments in, GIL released around the driver, exceptions out.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "arguments.hpp"
+#include "context.hpp"
+#include "driver.hpp"
+#include "error.hpp"
+#include "gil.hpp"
+#include "kernel.hpp"
+#include "library.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sonata {
+namespace {
+
+const char *class_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::argument: return "ArgumentError";
+    case ErrorKind::driver_unavailable: return "DriverUnavailable";
+    case ErrorKind::forked_process: return "ForkedProcess";
+    case ErrorKind::driver: break;
+  }
+  return "DriverError";
+}
+
+// The driver's text and a compiler's log may hold any bytes; an error about them must not fail.
+nb::object text(const std::string &bytes) {
+  return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), Py_ssize_t(bytes.size()), "replace"));
+}
+
+// The classes are Python's: imported when the first error is raised, so that this module imports
+// by itself.
+void raise_python(const Error &error) {
+  const nb::object type =
+      nb::module_::import_("sonata_aot.artifacts.errors").attr(class_name(error.kind));
+  const nb::object raised = type(text(error.message), "remedy"_a = text(error.remedy));
+  if (error.kind == ErrorKind::driver) {
+    raised.attr("code") = error.driver.code;
+    raised.attr("name") = text(error.driver.name);
+    raised.attr("text") = text(error.driver.text);
+  }
+  PyErr_SetObject(type.ptr(), raised.ptr());
+}
+
+nb::dict py_driver_state() {
+  DriverState state;
+  {
+    const GilRelease unlocked;
+    state = driver_state();
+  }
+  nb::dict result;
+  result["available"] = state.available;
+  result["reason"] = state.available ? nb::none() : text(state.reason);
+  result["version"] = state.version ? nb::cast(*state.version) : nb::none();
+  result["library"] = state.path ? text(*state.path) : nb::none();
+  return result;
+}
+
+nb::list py_devices() {
+  std::vector<DeviceInfo> found;
+  {
+    const GilRelease unlocked;
+    found = devices(driver());
+  }
+  nb::list result;
+  for (const DeviceInfo &info : found) {
+    nb::dict entry;
+    entry["index"] = info.index;
+    entry["name"] = text(info.name);
+    entry["major"] = info.major;
+    entry["minor"] = info.minor;
+    entry["multiprocessors"] = info.multiprocessors;
+    entry["shared_per_block_optin"] = info.shared_per_block_optin;
+    result.append(entry);
+  }
+  return result;
+}
+
+Library py_load(const nb::bytes &image, const std::string &label, int device, bool ptx) {
+  if (image.size() == 0) {
+    throw_argument_error("the image of " + quoted(label) + " is empty",
+                         "check the artifact: sonata-aot verify");
+  }
+  const char *data = image.c_str();  // the caller's own bytes, kept alive by the call
+  const GilRelease unlocked;
+  return Library::load(data, label, device, ptx);
+}
+
+Kernel py_kernel(const Library &library, const std::string &entry, nb::handle shared_bytes) {
+  if (entry.empty() || entry.find('\0') != std::string::npos) {
+    throw_argument_error("the entry asked of " + quoted(library.module().label) +
+                             (entry.empty() ? " is empty" : " contains a NUL character"),
+                         "pass the entry symbol that the manifest names");
+  }
+  const int bytes = parse_shared_bytes(entry, shared_bytes);
+  const GilRelease unlocked;
+  return library.kernel(entry, bytes);
+}
+
+nb::dict py_attributes(const Kernel &kernel) {
+  KernelAttributes found;
+  {
+    const GilRelease unlocked;
+    found = kernel.attributes();
+  }
+  nb::dict result;
+  result["registers"] = found.registers;
+  result["local_bytes"] = found.local_bytes;
+  result["static_shared_bytes"] = found.static_shared_bytes;
+  result["max_threads"] = found.max_threads;
+  return result;
+}
+
+// Handles rather than converted types: the arguments are read in place, once.
+void py_launch(const Kernel &kernel, nb::handle grid, nb::handle block, nb::handle stream,
+               const nb::bytes &params) {
+  const Dim3 grid_dim = parse_grid(kernel, grid);
+  const Dim3 block_dim = parse_block(kernel, block);
+  const Stream handle = parse_stream(kernel, stream);
+  const std::size_t size = params.size();
+  const char *data = params.c_str();
+  check_params(kernel, size);
+  const GilRelease unlocked;
+  kernel.launch(grid_dim, block_dim, handle, data, size);
+}
+
+nb::object py_library_repr(const Library &library) {
+  return text("<Library " + quoted(library.module().label) + " on device " +
+              std::to_string(library.module().device) + ">");
+}
+
+nb::object py_kernel_repr(const Kernel &kernel) {
+  return text("<Kernel " + quoted(kernel.entry()) + " of " + quoted(kernel.module().label) +
+              " on device " + std::to_string(kernel.module().device) + ">");
+}
+
+}  // namespace
+}  // namespace sonata
+
+NB_MODULE(_native, m) {
+  using namespace sonata;
+
+  watch_forks();
+  // Kernels that a server still holds when it exits are no leak worth a report on its stderr.
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator([](const std::exception_ptr &pointer, void *) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const Error &error) {
+      raise_python(error);
+    }
+  });
+
+  m.doc() = "Loads compiled kernels through the CUDA driver and launches them.";
+  m.def("driver_state", &py_driver_state,
+        "Whether the driver is usable, and why not. Initialises it; never raises.");
+  m.def("devices", &py_devices, "The devices that this process sees.");
+  m.def("load", &py_load, "image"_a, "label"_a, "device"_a, nb::kw_only(), "ptx"_a = false,
+        "Loads a cubin or PTX image on a device, for good: libraries are never unloaded.");
+
+  nb::class_<Library>(m, "Library", nb::is_final())
+      .def("kernel", &py_kernel, "entry"_a, "shared_bytes"_a = 0,
+           nb::sig("def kernel(self, entry: str, shared_bytes: int = 0) -> Kernel"),
+           "Resolves an entry and loads its code into the device's context.")
+      .def("__repr__", &py_library_repr);
+
+  nb::class_<Kernel>(m, "Kernel", nb::is_final())
+      .def("attributes", &py_attributes, "What the driver says about the machine code.")
+      .def("launch", &py_launch, "grid"_a, "block"_a, "stream"_a, "params"_a,
+           nb::sig("def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int], "
+                   "stream: int, params: bytes) -> None"),
+           "Enqueues the kernel on a stream handle with a packed parameter block; never waits.")
+      .def("__repr__", &py_kernel_repr);
+}
