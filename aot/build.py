@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts import __version__, environment
-from ..artifacts.arch import Arch, cubin_min_cuda, ptx_min_cuda
+from ..artifacts.arch import Arch, cubin_min_cuda, normalise, ptx_min_cuda
 from ..artifacts.cubin import read_cubin
-from ..artifacts.declaration import Budget, entry_prefix
-from ..artifacts.errors import BuildError
+from ..artifacts.declaration import Budget, entry_prefix, is_entry
+from ..artifacts.errors import BuildError, SonataError
+from ..artifacts.files import explained
 from ..artifacts.manifest import (
     MAX_OBJECT_BYTES,
     SCHEMA,
@@ -71,9 +73,13 @@ def build(
             compile stay in the cache.
         StoreError, UntrustedPath: the directory or the cache cannot be used.
     """
+    specs, archs = sorted(specs, key=lambda spec: spec.name), normalise(archs)
     directory = out or default_artifacts()
     compiler_versions()
     make_private(directory, "publish to")
+    with explained(directory, "publish to"):  # before the work and not after it
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
     plan = jobs(specs, archs)
     cache = Cache()
     entries = {job.key: entry for job in plan if (entry := cache.find(job.key)) is not None}
@@ -148,8 +154,8 @@ def _compile(
             case Compiled(cubin=cubin, ptx=ptx, seconds=seconds):
                 try:
                     yield measure(job, cubin, ptx), seconds
-                except BuildError as error:
-                    failures.append(error.what)
+                except SonataError as error:
+                    failures.append(f"{job.label}: {error.what}")
                 finally:
                     cubin.unlink(missing_ok=True)
                     ptx.unlink(missing_ok=True)
@@ -165,22 +171,24 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
     Raises:
         BuildError: the machine code contradicts the declaration, is for another architecture, or
             breaks the budget.
+        IntegrityError: it is no machine code.
     """
     cubin, ptx = cubin_file.read_bytes(), ptx_file.read_bytes()
     code = read_cubin(cubin)
     declaration = job.spec.declaration
     if len(code.kernels) != 1 or max(len(cubin), len(ptx)) > MAX_OBJECT_BYTES:
-        raise _broken(job, f"{len(code.kernels)} entries, {len(cubin)} bytes")
+        raise _broken(f"{len(code.kernels)} entries, {len(cubin)} bytes")
     kernel = code.kernels[0]
+    if not is_entry(kernel.entry, job.spec.name, job.variant):
+        raise _broken(f"the compiled entry {kernel.entry!r} is another variant's")
     if kernel.parameters != declaration.offsets:
         raise _broken(
-            job,
             f"the compiled parameter table {list(kernel.parameters)} is not the declared "
-            f"{list(declaration.offsets)}",
+            f"{list(declaration.offsets)}"
         )
     isa = re.search(rb"^\.version (\d)\.(\d)$", ptx, re.M)
     if isa is None:
-        raise _broken(job, "the PTX has no .version line")
+        raise _broken("the PTX has no .version line")
     version = (int(isa[1]), int(isa[2]))
     binary = Binary(
         kernel=job.spec.name,
@@ -209,7 +217,7 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         *over_budget(binary, declaration.budget),
     ]
     if problems:
-        raise _broken(job, "; ".join(problems))
+        raise _broken("; ".join(problems))
     return Entry(binary, cubin, ptx)
 
 
@@ -222,8 +230,8 @@ def over_budget(binary: Binary, budget: Budget) -> list[str]:
     ]
 
 
-def _broken(job: Job, problem: str) -> BuildError:
-    return BuildError(f"{job.label}: {problem}", remedy="correct the kernel or its declaration")
+def _broken(problem: str) -> BuildError:
+    return BuildError(problem, remedy="correct the kernel or its declaration")
 
 
 def _dotted(version: tuple[int, int]) -> str:

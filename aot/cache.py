@@ -1,6 +1,6 @@
 """The compile cache: one folder per cache key, put in place whole.
 
-    ROOT/compiled/<key>/record.json   a manifest's record of the binary
+    ROOT/compiled/<key>/record.json   a manifest's record of the binary, and its digest
     ROOT/compiled/<key>/<sha256>.cubin, <sha256>.ptx
 
 Whatever is damaged counts as absent and is compiled again.
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from ..artifacts.errors import SonataError
 from ..artifacts.files import explained, locked, read_bounded
-from ..artifacts.manifest import Binary, Payload
+from ..artifacts.manifest import Binary, Payload, Sha256
 from ..artifacts.places import cache_root
-from ..artifacts.schema import canonical_json, decode, encode, parse_json
+from ..artifacts.schema import canonical_json, decode, digest, encode, parse_json
 from ..artifacts.store import make_private, sha256
 
 _RECORD = "record.json"
@@ -41,6 +41,14 @@ class Entry:
         return {self.binary.cubin.file_name: self.cubin, self.binary.ptx.file_name: self.ptx}
 
 
+@dataclass(frozen=True)
+class _Record:
+    """What `record.json` holds; the digest is of the binary's canonical form."""
+
+    binary: Binary
+    digest: Sha256
+
+
 class Cache:
     """The cache under a root directory; `Cache()` is the user's."""
 
@@ -54,8 +62,9 @@ class Cache:
         folder = self._compiled / key
         try:
             data = read_bounded(folder / _RECORD, _MAX_RECORD_BYTES)
-            binary = decode(Binary, parse_json(data, str(folder)), str(folder))
-            if binary.key != key:
+            record = decode(_Record, parse_json(data, str(folder)), str(folder))
+            binary = record.binary
+            if binary.key != key or record.digest != digest(encode(binary)):
                 return None
             return Entry(binary, _read(folder, binary.cubin), _read(folder, binary.ptx))
         except (OSError, SonataError):
@@ -68,7 +77,8 @@ class Cache:
             StoreError: no permission, no space.
         """
         folder = self._compiled / entry.binary.key
-        files = {**entry.objects, _RECORD: canonical_json(encode(entry.binary))}
+        record = _Record(entry.binary, digest(encode(entry.binary)))
+        files = {**entry.objects, _RECORD: canonical_json(encode(record))}
         with explained(self.root, "write the cache in"), self._staging() as staging:
             staged = staging / "entry"
             staged.mkdir(mode=0o700)

@@ -16,7 +16,19 @@ from ..artifacts.places import default_artifacts
 
 # Only what `--help` needs is imported above; each command brings its own.
 
-_DIRECTORY = click.Path(path_type=Path, file_okay=True)
+
+class _Directory(click.ParamType):
+    """A path whose faults our own errors explain; only nothing at all is no directory."""
+
+    name = "directory"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        if not str(value):
+            self.fail("an empty path", param, ctx)
+        return Path(value)
+
+
+_DIRECTORY = _Directory()
 
 
 class _Group(click.Group):
@@ -215,10 +227,11 @@ def doctor(directory: Path | None, arch: str | None, allow_ptx: bool, as_json: b
 
     Looks where the loader looks, or only in DIRECTORY.
     """
+    from ..artifacts.arch import Arch
     from . import report
     from .doctor import examine, render
 
-    found = examine(directory, arch=arch, allow_ptx=allow_ptx)
+    found = examine(directory, arch=arch and Arch.parse(arch).name, allow_ptx=allow_ptx)
     if as_json:
         report.print_json(found)
     else:

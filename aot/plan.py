@@ -61,7 +61,10 @@ def choose_archs(requested: Iterable[str]) -> tuple[Arch, ...]:
     """
     archs = normalise(Arch.parse(text) for text in requested)
     if not archs:
-        archs = parse_arch_list(environment.TORCH_CUDA_ARCH_LIST.get())
+        try:
+            archs = parse_arch_list(environment.TORCH_CUDA_ARCH_LIST.get())
+        except UsageError as error:
+            raise UsageError(f"TORCH_CUDA_ARCH_LIST: {error.what}", remedy=error.remedy) from None
     if not archs:
         raise UsageError("no architecture given", remedy="say for instance --arch sm86")
     return archs

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import subprocess
 import sys
 import time
@@ -44,7 +45,7 @@ class _Worker:
         self.log = scratch / "log.txt"
         folder = scratch / "work"
         folder.mkdir()
-        with open(self.log, "wb") as log:
+        with open(self.log, "ab") as log:  # appending, so that `give` can cut it
             self.process = subprocess.Popen(
                 [sys.executable, "-m", _WORKER],
                 stdin=subprocess.PIPE,
@@ -62,6 +63,7 @@ class _Worker:
     def give(self, index: int, task: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.index, self.started = index, time.monotonic()
+        os.truncate(self.log, 0)
         # If it has died, its closed output will say so.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(task).encode() + b"\n")
@@ -81,6 +83,12 @@ class _Worker:
         status = self.process.wait()
         reason = f"signal {-status}" if status < 0 else f"exit status {status}"
         return {"ok": False, "error": f"the compile worker died ({reason})"}
+
+    def kept_log(self) -> Path:
+        """What the compiler printed about this task, in a file that the next task leaves alone."""
+        kept = self.log.with_name(f"task{self.index}.txt")
+        shutil.copyfile(self.log, kept)
+        return kept
 
     def end(self) -> None:
         self.process.kill()
@@ -138,7 +146,7 @@ def run_tasks(
                     if time.monotonic() - worker.started >= timeout:
                         retire(worker)
                         error = f"took longer than {timeout:g} s and was ended"
-                        yield CompileFailed(worker.index, error, worker.log)
+                        yield CompileFailed(worker.index, error, worker.kept_log())
         finally:
             for worker in list(active.values()):
                 retire(worker)
@@ -146,6 +154,6 @@ def run_tasks(
 
 def _outcome(worker: _Worker, answer: dict[str, Any]) -> Compiled | CompileFailed:
     if not answer["ok"]:
-        return CompileFailed(worker.index, answer["error"], worker.log)
+        return CompileFailed(worker.index, answer["error"], worker.kept_log())
     seconds = time.monotonic() - worker.started
     return Compiled(worker.index, Path(answer["cubin"]), Path(answer["ptx"]), seconds)

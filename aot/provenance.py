@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,8 @@ def _git(directory: Path, *arguments: str) -> str | None:
     try:
         result = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(directory), *arguments],
+            # Inside a git hook these name the hook's repository, whatever the directory.
+            env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
             capture_output=True,
             text=True,
             check=False,

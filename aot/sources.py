@@ -96,7 +96,10 @@ def _imports(module: str, path: Path, *, is_package: bool) -> Iterator[str]:
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            # `import a.b` binds `a`: whatever `a/__init__` defines is then within reach.
+            for alias in node.names:
+                parts = alias.name.split(".")
+                yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:

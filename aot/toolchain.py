@@ -13,6 +13,9 @@ from pathlib import Path
 from ..artifacts.errors import BuildError, MissingDependency
 
 _DSL = re.compile(r"(nvidia[-_.]cutlass[-_.]dsl[\w.]*?)-([\w.!+]+)\.dist-info", re.I)
+_REINSTALL = "reinstall 'sonata-aot[build]'"
+# Seconds; the largest kernels disassemble in under one.
+_PATIENCE = 120
 _INSTALL = "install it with `pip install 'sonata-aot[build]'`"
 
 
@@ -73,13 +76,17 @@ def run_tool(name: str, *arguments: str) -> str:
     Raises:
         BuildError: it failed; the message carries its own words.
     """
-    result = subprocess.run(
-        [str(tool(name)), *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
+    command = [str(tool(name)), *arguments]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_PATIENCE
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{name} failed: {error}", remedy=_REINSTALL) from None
     if result.returncode != 0:
         said = (result.stderr or result.stdout).strip().splitlines()
         raise BuildError(
             f"{name} failed: {said[0] if said else f'exit status {result.returncode}'}",
-            remedy="reinstall 'sonata-aot[build]'",
+            remedy=_REINSTALL,
         )
     return result.stdout

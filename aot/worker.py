@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -20,17 +21,39 @@ def environment_for_worker(environ: dict[str, str], scratch: str) -> dict[str, s
     """This process's environment without what could change the output or reach a GPU."""
     clean = {name: value for name, value in environ.items() if not name.startswith("CUTE_DSL_")}
     clean["CUDA_VISIBLE_DEVICES"] = ""
+    if path := environ.get("PYTHONPATH"):
+        # A worker has another working directory.
+        clean["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     # The compiler's own caches would answer for sources that have changed.
     clean["CUTE_DSL_NO_CACHE"] = "1"
     clean["CUTE_DSL_CACHE_DIR"] = scratch
     return clean
 
 
-def _where(error: BaseException, module: str) -> str:
-    """The innermost line of the kernel's own file that the failure passed through."""
+def describe(error: BaseException, module: str) -> str:
+    """One line about a failed compile: the line of the kernel's own file, and the reason.
+
+    The compiler wraps an error of the kernel's code in one of its own, whose first line says in
+    colour what it was doing.
+    """
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
+        chain.append(inner)
     source = getattr(sys.modules.get(module), "__file__", None)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
-    return f"{source}:{frames[-1].lineno}: " if frames else ""
+    lines = [
+        f"{source}:{frame.lineno}: "
+        for item in chain
+        for frame in traceback.extract_tb(item.__traceback__)
+        if frame.filename == source
+    ]
+    outer, reason = _first_line(error), _first_line(chain[-1])
+    shown = outer if reason in outer else f"{outer} ({reason})"
+    return (lines[-1] if lines else "") + shown
+
+
+def _first_line(error: BaseException) -> str:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return (text or type(error).__name__).splitlines()[0].removeprefix("error: ")
 
 
 def main() -> None:
@@ -47,8 +70,7 @@ def main() -> None:
             answer = {"ok": True, **compile_task(task)}
         except Exception as error:
             traceback.print_exc()
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            answer = {"ok": False, "error": _where(error, task["module"]) + first}
+            answer = {"ok": False, "error": describe(error, task["module"])}
         sys.stderr.flush()
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -125,15 +125,10 @@ class Declaration:
         unknown = sorted(_parse(text).names - allowed)
         self._require(not unknown, f"launch expression {text!r} uses unknown {unknown}")
 
-    @functools.cached_property
+    @property
     def block_layout(self) -> struct.Struct:
         """Packs the run-time arguments, in order, into the kernel's parameter block."""
-        code, end = "<", 0
-        for size, letter in (_KINDS[parameter.kind] for parameter in self.parameters):
-            padding = -end % size
-            code += f"{padding}x" * (padding > 0) + letter
-            end += padding + size
-        return struct.Struct(code)
+        return _layout(tuple(parameter.kind for parameter in self.parameters))
 
     @property
     def offsets(self) -> tuple[tuple[int, int], ...]:
@@ -220,6 +215,12 @@ def entry_prefix(kernel: str, variant: Mapping[str, ChoiceValue]) -> str:
     return "_".join([kernel, *(f"{name}_{value}" for name, value in variant.items())])
 
 
+def is_entry(entry: str, kernel: str, variant: Mapping[str, ChoiceValue]) -> bool:
+    """Whether an entry symbol is that of this variant: the prefix, and the compiler's number."""
+    start, _, number = entry.rpartition("_")
+    return start == entry_prefix(kernel, variant) and number.isdecimal()
+
+
 def sort_key(variant: Mapping[str, ChoiceValue]) -> tuple[tuple[bool, int, str], ...]:
     """Orders variants by value, integers before text."""
     return tuple(
@@ -229,6 +230,16 @@ def sort_key(variant: Mapping[str, ChoiceValue]) -> tuple[tuple[bool, int, str],
 
 def _integers(variant: Mapping[str, ChoiceValue]) -> dict[str, int]:
     return {name: value for name, value in variant.items() if isinstance(value, int)}
+
+
+@functools.cache
+def _layout(kinds: tuple[Kind, ...]) -> struct.Struct:
+    code, end = "<", 0
+    for size, letter in (_KINDS[kind] for kind in kinds):
+        padding = -end % size
+        code += f"{padding}x" * (padding > 0) + letter
+        end += padding + size
+    return struct.Struct(code)
 
 
 @functools.lru_cache(maxsize=4096)

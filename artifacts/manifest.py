@@ -18,7 +18,7 @@ from .declaration import (
     Declaration,
     Name,
     Variant,
-    entry_prefix,
+    is_entry,
     sort_key,
     variant_name,
 )
@@ -232,7 +232,7 @@ def _check_binary(declaration: Declaration, binary: Binary, where: str) -> None:
         "shared_bytes is not as declared",
     )
     _require(
-        binary.entry.startswith(entry_prefix(binary.kernel, binary.variant)),
+        is_entry(binary.entry, binary.kernel, binary.variant),
         where,
         f"entry {binary.entry!r} is not named after {binary.label}",
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, Manifest, Payload
 from .trust import require_trusted
 
 _STAGING = ".staging"
+_OBJECT_NAME = re.compile(r"[0-9a-f]{64}\.(cubin|ptx)")
 
 
 def sha256(data: bytes) -> str:
@@ -123,11 +125,13 @@ def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -
     manifest does not name goes. Returns how many files were written (0: nothing had changed).
 
     Raises:
-        StoreError: the directory cannot be written, or no space is left; the old set stays usable.
+        StoreError: the directory cannot be written, holds files of another kind, or no space is
+            left; the old set stays usable.
         UntrustedPath: somebody else can write there.
     """
     make_private(directory, "publish to")
     with explained(directory, "publish to"), locked(directory):
+        _require_ours(directory)
         staging = directory / _STAGING
         shutil.rmtree(staging, ignore_errors=True)
         store = directory / OBJECTS
@@ -152,6 +156,21 @@ def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -
             shutil.rmtree(staging, ignore_errors=True)
         _remove_others(store, set(objects))
     return written
+
+
+def _require_ours(directory: Path) -> None:
+    """Refuse a directory with files that no publisher put there: some of them would be removed."""
+    store = directory / OBJECTS
+    names = {path.name for path in directory.iterdir()} - {FILE_NAME, OBJECTS, _STAGING}
+    if store.is_dir() and not store.is_symlink():
+        names |= {p.name for p in store.iterdir() if not _OBJECT_NAME.fullmatch(p.name)}
+    elif store.is_symlink() or store.exists():
+        names.add(OBJECTS)
+    if names:
+        raise StoreError(
+            f"{directory} holds {sorted(names)[0]!r}, which is no artifact",
+            remedy="publish into an empty directory, or remove what does not belong there",
+        )
 
 
 def _same(path: Path, data: bytes) -> bool:

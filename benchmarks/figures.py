@@ -50,8 +50,9 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
     for record in results["records"]:
         cache = dict(pair.split("=") for pair in record["case"].split()).get("cache", "not needed")
         lines.append(
-            f"| {record['via']} | {cache} | {record['import_ms']:.1f} ms | {record['load_ms']:.1f} ms "
-            f"| {record['first_gemv_ms']:.1f} ms | {record['ours_us'] / 1e3:.1f} ms |"
+            f"| {record['via']} | {cache} | {record['import_ms']:.1f} ms "
+            f"| {record['load_ms']:.1f} ms | {record['first_gemv_ms']:.1f} ms "
+            f"| {record['ours_us'] / 1e3:.1f} ms |"
         )
     return lines
 
@@ -81,7 +82,7 @@ def main() -> None:
     _, _, after = rest.partition(_END)
     wanted = f"{before}{_BEGIN}\n{render()}\n{_END}{after}"
     if options.check and wanted != text:
-        sys.exit("README.md: figures are not those of the results; run python -m benchmarks.figures")
+        sys.exit("README.md has other figures than the results: run python -m benchmarks.figures")
     if not options.check:
         readme.write_text(wanted, encoding="utf-8")
 

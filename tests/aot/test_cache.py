@@ -1,0 +1,229 @@
+"""The compile cache: whatever is damaged counts as absent, and is compiled again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sonata_aot.aot.cache import Cache, Entry
+from sonata_aot.artifacts import verify
+from sonata_aot.artifacts.errors import StoreError, UntrustedPath
+from sonata_aot.artifacts.verify import Passed
+
+if TYPE_CHECKING:
+    from tests.aot.conftest import Invoke
+
+ABSENT = "0" * 64
+
+
+@pytest.fixture
+def entries(own_cache: Path) -> list[Entry]:
+    cache = Cache()
+    found = [cache.find(folder.name) for folder in sorted((own_cache / "compiled").iterdir())]
+    return [entry for entry in found if entry is not None]
+
+
+@pytest.fixture
+def entry(entries: list[Entry]) -> Entry:
+    return entries[0]
+
+
+@pytest.fixture
+def folder(own_cache: Path, entry: Entry) -> Path:
+    return own_cache / "compiled" / entry.binary.key
+
+
+def test_finds_what_a_build_left(entries: list[Entry], own_cache: Path) -> None:
+    assert len(entries) == len(list((own_cache / "compiled").iterdir())) >= 4
+    for entry in entries:
+        assert entry.cubin.startswith(b"\x7fELF")
+        assert b".entry " + entry.binary.entry.encode() in entry.ptx
+
+
+def test_an_absent_key(own_cache: Path) -> None:
+    assert Cache().find(ABSENT) is None
+
+
+def test_an_entry_comes_back_as_it_was_put(tmp_path: Path, entry: Entry) -> None:
+    cache = Cache(tmp_path / "new")
+    with cache.building():
+        cache.add(entry)
+    assert cache.find(entry.binary.key) == entry
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["compiled"]
+
+
+def test_a_damaged_entry_is_replaced(folder: Path, entry: Entry) -> None:
+    (folder / "record.json").write_text("{}")
+    (folder / entry.binary.cubin.file_name).unlink()
+    cache = Cache()
+    assert cache.find(entry.binary.key) is None
+    cache.add(entry)
+    assert cache.find(entry.binary.key) == entry
+    assert not list(cache.root.glob("scratch*"))
+
+
+def payload(folder: Path, suffix: str) -> Path:
+    (path,) = folder.glob(f"*.{suffix}")
+    return path
+
+
+def truncated(folder: Path) -> None:
+    path = payload(folder, "cubin")
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def flipped(folder: Path) -> None:
+    path = payload(folder, "ptx")
+    path.write_bytes(path.read_bytes().replace(b"sm_", b"sn_", 1))
+
+
+def longer(folder: Path) -> None:
+    path = payload(folder, "cubin")
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def missing(folder: Path) -> None:
+    payload(folder, "ptx").unlink()
+
+
+def linked(folder: Path) -> None:
+    path = payload(folder, "cubin")
+    moved = path.rename(folder.parent.parent / "moved")
+    path.symlink_to(moved)
+
+
+def no_record(folder: Path) -> None:
+    (folder / "record.json").unlink()
+
+
+def garbled_record(folder: Path) -> None:
+    (folder / "record.json").write_bytes(b"\xff\xfe{")
+
+
+def cut_record(folder: Path) -> None:
+    path = folder / "record.json"
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def another_entrys_content(folder: Path) -> None:
+    other = next(path for path in sorted(folder.parent.iterdir()) if path != folder)
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)
+
+
+def a_file_in_its_place(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(truncated, flipped, longer, missing, linked, no_record, garbled_record, cut_record),
+        *(another_entrys_content, a_file_in_its_place),
+    ],
+)
+def test_a_damaged_entry_counts_as_absent(
+    folder: Path, entry: Entry, damage: Callable[[Path], None]
+) -> None:
+    damage(folder)
+    assert Cache().find(entry.binary.key) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spills", 7),
+        ("registers", 1),
+        ("block", [64, 1, 1]),
+        ("entry", "gemv_other"),
+        ("arch", "sm89"),
+        ("kernel", "other"),
+        ("unknown", 1),
+    ],
+)
+def test_an_edited_record_counts_as_absent(
+    folder: Path, entry: Entry, name: str, value: object
+) -> None:
+    path = folder / "record.json"
+    record = {**json.loads(path.read_bytes()), name: value}
+    path.write_text(json.dumps(record, separators=(",", ":")))
+    used = Cache().find(entry.binary.key) is not None
+    assert not used
+
+
+def test_only_what_is_damaged_is_compiled_again(
+    invoke: Invoke, own_cache: Path, built: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = json.loads(invoke("build", "--arch=sm86", "--json", "--out", out).stdout)
+    assert first["compiled"] == []
+    key = first["cached"][0]
+    truncated(own_cache / "compiled" / key)
+    total = len(first["cached"])
+    again = invoke("build", "--arch=sm86", "--out", out)
+    assert again.exit_code == 0
+    assert f"{total} binaries: 1 compiled, {total - 1} cached" in again.stdout
+    assert again.stderr.count(": compiled in ") == 1
+    assert json.loads((out / "manifest.json").read_bytes()) == first["manifest"]
+    assert all(isinstance(outcome, Passed) for outcome in verify(out))
+    assert Cache().find(key) is not None
+
+
+def test_building_clears_what_a_killed_builder_left(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    for name in ("scratch-abc/worker0/work", "scratch-entry-xyz/entry"):
+        (cache.root / name).mkdir(parents=True, mode=0o700)
+    with cache.building() as scratch:
+        assert list(cache.root.glob("scratch*")) == [scratch]
+        assert list(scratch.iterdir()) == []
+    assert not scratch.exists()
+
+
+def test_the_scratch_goes_also_after_an_error(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(RuntimeError), cache.building():
+        raise RuntimeError
+    assert not list(cache.root.glob("scratch*"))
+
+
+def test_everything_is_private(tmp_path: Path, entry: Entry) -> None:
+    cache = Cache(tmp_path / "above" / "cache")
+    with cache.building() as scratch:
+        cache.add(entry)
+        folders = [cache.root.parent, cache.root, scratch, *(cache.root / "compiled").rglob("*/")]
+    kept = cache.keep_log(ABSENT, cache.root / "compiled" / entry.binary.key / "record.json")
+    folders = [path for path in (*folders, kept.parent) if path.is_dir()]
+    assert len(folders) >= 4
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+def test_a_place_that_others_may_write(tmp_path: Path) -> None:
+    root = tmp_path / "open"
+    root.mkdir()
+    root.chmod(0o777)
+    with pytest.raises(UntrustedPath), Cache(root).building():
+        pass
+
+
+def test_a_place_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StoreError, match="SONATA_AOT_CACHE_DIR"),
+        Cache(tmp_path / "file").building(),
+    ):
+        pass
+
+
+def test_the_record_is_checked_against_the_files(tmp_path: Path, entry: Entry) -> None:
+    wrong = dataclasses.replace(entry, cubin=entry.cubin[:-1])
+    cache = Cache(tmp_path / "cache")
+    with cache.building():
+        cache.add(wrong)
+    assert cache.find(entry.binary.key) is None

@@ -1,0 +1,218 @@
+"""Builders of artifact sets, sound and unsound, for the tests beside this file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sonata_aot.artifacts.manifest import Binary, Manifest
+from sonata_aot.artifacts.verify import Passed, verify
+from sonata_aot.kernels.spec import Budget, Declaration, KernelSpec, Parameter, product
+
+ODD = KernelSpec(
+    declaration=Declaration(
+        name="odd",
+        parameters=(
+            Parameter("scale", "f32"),
+            Parameter("source", "pointer", element="dtype", align=4),
+            Parameter("first", "i32"),
+            Parameter("target", "pointer", element="f32", align=4),
+            Parameter("index", "i32"),
+            Parameter("stride", "i64"),
+        ),
+        choices=("dtype", "slots"),
+        selectors=("dtype",),
+        block=("32 * 2", "1", "1"),
+        grid=("ceildiv(first, 64)", "max(index, 1)", "1"),
+        shared_bytes="4 * slots",
+        budget=Budget(spills=1000, stack_bytes=4096),
+    ),
+    variants=product(dtype=["f32"], slots=[16, 48]),
+    device="odd_kernel:odd",
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A manifest with the objects that it names."""
+
+    manifest: Manifest = field(repr=False)
+    objects: dict[str, bytes] = field(repr=False)
+
+    def only(self, *indices: int) -> Made:
+        """The same set with these binaries alone."""
+        binaries = tuple(self.manifest.binaries[index] for index in indices)
+        manifest = dataclasses.replace(
+            self.manifest,
+            binaries=binaries,
+            selection=dataclasses.replace(
+                self.manifest.selection, archs=tuple(sorted({b.arch for b in binaries}))
+            ),
+        )
+        names = {payload.file_name for _, payload in manifest.payloads()}
+        return Made(manifest, {name: self.objects[name] for name in sorted(names)})
+
+    def of(self, arch: str) -> Made:
+        """The same set with the binaries of one architecture alone."""
+        return self.only(*(i for i, b in enumerate(self.manifest.binaries) if b.arch == arch))
+
+    def changed(self, index: int, **changes: Any) -> Made:
+        """The same set with other fields in one binary; the digest is right for them."""
+        binaries = list(self.manifest.binaries)
+        binaries[index] = dataclasses.replace(binaries[index], **changes)
+        return Made(dataclasses.replace(self.manifest, binaries=tuple(binaries)), self.objects)
+
+    def with_bytes(self, index: int, kind: str, data: bytes) -> Made:
+        """The same set with another cubin or PTX in one binary, its size and SHA-256 right."""
+        payload = getattr(self.manifest.binaries[index], kind)
+        new = dataclasses.replace(payload, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        made = self.changed(index, **{kind: new})
+        others = {k: v for k, v in self.objects.items() if k != payload.file_name}
+        return Made(made.manifest, {**others, new.file_name: data})
+
+    def cubin(self, index: int) -> bytes:
+        return self.objects[self.manifest.binaries[index].cubin.file_name]
+
+    def ptx(self, index: int) -> bytes:
+        return self.objects[self.manifest.binaries[index].ptx.file_name]
+
+    def content(self) -> dict[str, Any]:
+        """The manifest as plain data, with its digest."""
+        return json.loads(self.manifest.to_bytes())
+
+    def write(self, directory: Path) -> Path:
+        """Lay the files down as they are, without any of the product's checks."""
+        return write_files(directory, self.manifest.to_bytes(), self.objects)
+
+
+def write_files(directory: Path, manifest: bytes, objects: dict[str, bytes]) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "objects").mkdir(parents=True, mode=0o700)
+    directory.chmod(0o700)
+    for name, data in objects.items():
+        (directory / "objects" / name).write_bytes(data)
+    (directory / "manifest.json").write_bytes(manifest)
+    return directory
+
+
+def seal(content: dict[str, Any]) -> bytes:
+    """What somebody who knows the format would write for changed content: a digest that fits."""
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    canonical = json.dumps(rest, separators=(",", ":")).encode()
+    sealed = {**rest, "digest": hashlib.sha256(canonical).hexdigest()}
+    return json.dumps(sealed, indent=1).encode() + b"\n"
+
+
+def leaves(
+    data: Any, at: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Every value that is not a container, with the way to it."""
+    items: Any = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in items:
+        if isinstance(value, dict | list):
+            yield from leaves(value, (*at, key))
+        else:
+            yield (*at, key), value
+
+
+def put(content: Any, way: tuple[str | int, ...], value: Any) -> None:
+    for key in way[:-1]:
+        content = content[key]
+    content[way[-1]] = value
+
+
+def tree(directory: Path) -> dict[str, bytes | None]:
+    """Everything below a directory; folders map to None."""
+    return {
+        str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+    }
+
+
+def assert_holds(directory: Path, made: Made) -> None:
+    """The directory is exactly this set, with nothing beside it."""
+    assert tree(directory) == {
+        "manifest.json": made.manifest.to_bytes(),
+        "objects": None,
+        **{f"objects/{name}": data for name, data in made.objects.items()},
+    }
+    wrong = [outcome for outcome in verify(directory) if not isinstance(outcome, Passed)]
+    assert wrong == []
+
+
+def run_python(script: str, *arguments: object) -> str:
+    """Output of a Python process that must succeed."""
+    result = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def for_archs(made: Made, *archs: str, **fields: Any) -> Manifest:
+    """A manifest whose first binary stands there once for each architecture."""
+    first = made.manifest.binaries[0]
+    binaries: tuple[Binary, ...] = tuple(
+        dataclasses.replace(first, arch=arch, **fields) for arch in archs
+    )
+    selection = dataclasses.replace(made.manifest.selection, archs=archs)
+    return dataclasses.replace(made.manifest, binaries=binaries, selection=selection)
+
+
+class Elf:
+    """Just enough of an ELF64 file to edit one place of it; independent of the product's reader."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytearray(data)
+        self.table, self.count = (
+            struct.unpack_from("<Q", data, 40)[0],
+            struct.unpack_from("<H", data, 60)[0],
+        )
+        names = self.header(struct.unpack_from("<H", data, 62)[0])
+        self.sections = {
+            self._text(names[4] + self.header(index)[0]): index for index in range(self.count)
+        }
+
+    def header(self, index: int) -> tuple[int, ...]:
+        return struct.unpack_from("<IIQQQQIIQQ", self.data, self.table + 64 * index)
+
+    def header_offset(self, section: str) -> int:
+        return self.table + 64 * self.sections[section]
+
+    def span(self, section: str) -> tuple[int, int]:
+        """Offset and size of a section's content."""
+        header = self.header(self.sections[section])
+        return header[4], header[5]
+
+    def symbol_offset(self, name: str) -> int:
+        """Where the 24-byte record of a symbol starts."""
+        start, size = self.span(".symtab")
+        strings = self.span(".strtab")[0]
+        return next(
+            at
+            for at in range(start, start + size, 24)
+            if self._text(strings + struct.unpack_from("<I", self.data, at)[0]) == name
+        )
+
+    def edited(self, form: str, offset: int, *values: int) -> bytes:
+        """The file with these values at an offset."""
+        result = bytearray(self.data)
+        struct.pack_into(form, result, offset, *values)
+        return bytes(result)
+
+    def _text(self, offset: int) -> str:
+        return self.data[offset : self.data.index(0, offset)].decode()

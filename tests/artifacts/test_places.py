@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sonata_aot.artifacts
+from sonata_aot.artifacts.places import Place, cache_root, default_artifacts, search
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("SONATA_AOT_DIR", "SONATA_AOT_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_default_is_the_users_cache(home: Path) -> None:
+    assert cache_root() == home / ".cache" / "sonata-aot"
+    assert default_artifacts() == home / ".cache" / "sonata-aot" / "artifacts"
+
+
+def test_the_platforms_variable_moves_the_cache(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "xdg"))
+    assert cache_root() == home / "xdg" / "sonata-aot"
+
+
+def test_the_cache_variable_moves_the_default_artifacts_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SONATA_AOT_CACHE_DIR", "/elsewhere")
+    assert cache_root() == Path("/elsewhere")
+    assert default_artifacts() == Path("/elsewhere/artifacts")
+
+
+def test_the_artifact_variable_beats_the_cache_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SONATA_AOT_CACHE_DIR", "/elsewhere")
+    monkeypatch.setenv("SONATA_AOT_DIR", "/named")
+    assert default_artifacts() == Path("/named")
+    assert cache_root() == Path("/elsewhere")
+
+
+def test_nothing_is_created_by_asking(home: Path) -> None:
+    search(None)
+    default_artifacts()
+    assert list(home.iterdir()) == []
+
+
+def test_search_order_is_the_wheel_and_then_the_cache(home: Path) -> None:
+    bundled = Path(sonata_aot.artifacts.__file__).resolve().parent / "bundled"
+    assert search(None) == (
+        Place(bundled, "the installed wheel", named=False),
+        Place(home / ".cache" / "sonata-aot" / "artifacts", "the user cache", named=False),
+    )
+
+
+def test_a_place_that_somebody_named_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SONATA_AOT_DIR", "/named")
+    assert search(None) == (Place(Path("/named"), "SONATA_AOT_DIR", named=True),)
+    assert search(Path("/given")) == (Place(Path("/given"), "the path given", named=True),)

@@ -1,0 +1,58 @@
+"""Fixtures of every room's tests: one build of the product's own kernels, shared by all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED_ARCHS = ("sm86", "sm90")
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """This process's environment without what steers the product, plus `changes`."""
+    steering = ("SONATA_AOT_", "CUTE_DSL_", "GIT_")
+    names = {"MAX_JOBS", "TORCH_CUDA_ARCH_LIST", "NO_COLOR", "PYTHONHASHSEED", "PYTHONPATH"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in names and not name.startswith(steering)
+    }
+    return {**kept, **changes}
+
+
+@pytest.fixture(scope="session")
+def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder common to all processes of this test run."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = base / "shared-build"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    return shared
+
+
+@pytest.fixture(scope="session")
+def warm_cache(shared_directory: Path) -> Path:
+    """A compile cache with the default kernels for SHARED_ARCHS. Tests must not change it."""
+    cache = shared_directory / "cache"
+    script = Path(sys.executable).with_name("sonata-aot")
+    archs = [f"--arch={arch}" for arch in SHARED_ARCHS]
+    result = subprocess.run(
+        [script, "build", *archs, "--jobs=2", "--out", shared_directory / "artifacts"],
+        env=clean_environment(SONATA_AOT_CACHE_DIR=str(cache), PYTHONHASHSEED="1"),
+        cwd=shared_directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return cache
+
+
+@pytest.fixture(scope="session")
+def built(shared_directory: Path, warm_cache: Path) -> Path:
+    """An artifact directory with the default kernels for SHARED_ARCHS. Tests must not change it."""
+    return shared_directory / "artifacts"
