@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from .errors import UsageError
 
-_FORM = re.compile(r"(?:sm_?)?(?:(?P<dotted>\d{1,2}\.\d)|(?P<plain>\d{2,3}))(?P<suffix>[af]?)")
+_FORM = re.compile(
+    r"(?:sm_?)?(?:(?P<dotted>[1-9]\d?\.\d)|(?P<plain>[1-9]\d{1,2}))(?P<suffix>[af]?)", re.ASCII
+)
 
 # Jetson boards: their machine code and that of desktop GPUs never mix, whatever the numbers say.
 _TEGRA = {(8, 7)}

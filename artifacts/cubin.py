@@ -18,6 +18,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _EM_CUDA = 190
 _MAX_SECTIONS = 4096
+_MAX_NAME = 1024
 
 # EIATTR codes in .nv.info sections.
 _FRAME_SIZE = 0x11
@@ -75,7 +76,7 @@ class _Section:
     name: str
     kind: int
     size: int
-    data: bytes
+    data: memoryview
     link: int
     info: int
 
@@ -88,7 +89,7 @@ def read_cubin(data: bytes) -> Cubin:
     """
     try:
         return _read(data)
-    except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise _broken(str(error)) from None
 
 
@@ -97,13 +98,14 @@ def _broken(problem: str) -> IntegrityError:
 
 
 def _read(data: bytes) -> Cubin:
-    ident, _, machine, _, _, _, section_offset, flags, _, _, _, entry_size, count, names_index = (
-        _HEADER.unpack_from(data)
-    )
+    header = _HEADER.unpack_from(data)
+    ident, _, machine, _, _, segment_offset, section_offset, flags = header[:8]
+    _, segment_size, segments, entry_size, count, names_index = header[8:]
     if ident[:6] != b"\x7fELF\x02\x01" or machine != _EM_CUDA:
         raise _broken("no ELF header of a CUDA device")
     if entry_size != _SECTION.size or not 0 < count <= _MAX_SECTIONS:
         raise _broken(f"{count} sections of {entry_size} bytes")
+    _slice(data, segment_offset, segment_size * segments)
     sections = _sections(data, section_offset, count, names_index)
     by_name = {section.name: section for section in sections}
     symbols = _symbols(by_name.get(".symtab"), sections)
@@ -147,15 +149,17 @@ def _from_driver(symbol: str) -> bool:
     return symbol in _DRIVER_SYMBOLS or symbol.startswith(_DRIVER_PREFIX)
 
 
-def _slice(data: bytes, offset: int, size: int) -> bytes:
+def _slice(data: bytes | memoryview, offset: int, size: int) -> memoryview:
     if offset > len(data) or size > len(data) - offset:
         raise _broken(f"bytes {offset}..{offset + size} of {len(data)}")
-    return data[offset : offset + size]
+    return memoryview(data)[offset : offset + size]
 
 
-def _string(table: bytes, offset: int) -> str:
-    end = table.index(b"\0", offset)
-    return table[offset:end].decode("ascii")
+def _string(table: memoryview, offset: int) -> str:
+    text, end, _ = bytes(table[offset : offset + _MAX_NAME]).partition(b"\0")
+    if not end:
+        raise _broken(f"a name without an end at {offset}")
+    return text.decode("ascii")
 
 
 def _sections(data: bytes, offset: int, count: int, names_index: int) -> list[_Section]:
@@ -167,7 +171,7 @@ def _sections(data: bytes, offset: int, count: int, names_index: int) -> list[_S
             name=_string(names, name),
             kind=kind,
             size=size,
-            data=b"" if kind == nobits or kind == 0 else _slice(data, start, size),
+            data=memoryview(b"") if kind == nobits or kind == 0 else _slice(data, start, size),
             link=link,
             info=info,
         )
@@ -186,7 +190,7 @@ def _symbols(table: _Section | None, sections: list[_Section]) -> list[tuple[str
     ]
 
 
-def _records(data: bytes) -> list[tuple[int, bytes]]:
+def _records(data: bytes | memoryview) -> list[tuple[int, memoryview]]:
     """The EIATTR records of a section that carry a payload."""
     result, at = [], 0
     while at < len(data):
@@ -213,7 +217,7 @@ def _resources(
 
 
 def _interface(
-    info: bytes,
+    info: memoryview,
 ) -> tuple[tuple[tuple[int, int], ...], tuple[int, int, int] | None]:
     """Parameters by ordinal, and the required block shape."""
     parameters: dict[int, tuple[int, int]] = {}

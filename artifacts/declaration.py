@@ -92,6 +92,7 @@ class Declaration:
         everything = [*names, *self.choices]
         self._require(len(set(everything)) == len(everything), "a name stands twice")
         self._require(set(self.selectors) <= set(self.choices), "a selector is not a choice")
+        self._require(len(set(self.selectors)) == len(self.selectors), "a selector stands twice")
         for parameter in self.parameters:
             pointer = parameter.kind == "pointer"
             known = parameter.element in DTYPE_BYTES or parameter.element in self.choices

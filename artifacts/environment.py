@@ -34,7 +34,7 @@ class Variable(Generic[T]):
             return self.default
         try:
             return self.read(text)
-        except ValueError:
+        except (ValueError, RuntimeError):  # RuntimeError: `~user` of a user who does not exist
             raise ArgumentError(
                 f"environment variable {self.name}={text!r}", remedy=f"set it to {self.expects}"
             ) from None

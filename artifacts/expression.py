@@ -16,7 +16,9 @@ from collections.abc import Mapping
 
 from .errors import ArgumentError, ManifestError
 
-_TOKEN = re.compile(r"\s*(?:(?P<integer>\d{1,19})|(?P<name>[a-z][a-z0-9_]*)|(?P<mark>[-+*(),]))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<integer>\d{1,19})|(?P<name>[a-z][a-z0-9_]*)|(?P<mark>[-+*(),]))", re.ASCII
+)
 _FUNCTIONS = ("ceildiv", "min", "max")
 _MAX_LENGTH = 256
 _MAX_DEPTH = 32
@@ -61,7 +63,7 @@ class _Parser:
         self._text = text
         self._tokens: list[str] = []
         position = 0
-        while text[position:].strip():
+        while text[position:].strip(" \t\n\r\f\v"):
             match = _TOKEN.match(text, position)
             if match is None:
                 raise self._error(text, f"unexpected {text[position:].strip()[0]!r}")

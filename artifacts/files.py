@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import IntegrityError, SonataError, StoreError
+from .trust import require_own
 
 
 def write_atomically(target: Path, data: bytes, *, staging: Path) -> None:
@@ -40,10 +41,13 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def read_bounded(path: Path, most: int) -> bytes:
+def read_bounded(path: Path, most: int, *, owned: bool = False) -> bytes:
     """The bytes of a regular file of at most `most` bytes, never through a symbolic link.
 
+    With `owned` the file must be as hard to change as a trusted directory.
+
     Raises:
+        UntrustedPath: `owned`, and it is not.
         FileNotFoundError: there is no such file.
         IntegrityError: it is a link, not a regular file, or longer.
         OSError: it cannot be read.
@@ -57,17 +61,22 @@ def read_bounded(path: Path, most: int) -> bytes:
                 f"{path} is a symbolic link", remedy="put the file itself there, or rebuild"
             ) from None
         raise
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise IntegrityError(f"{path} is not a regular file", remedy="rebuild the artifacts")
+        if owned:
+            require_own(path, status)
         if status.st_size > most:
             raise IntegrityError(
                 f"{path} has {status.st_size} bytes, more than {most}",
                 remedy="rebuild the artifacts",
             )
         # One more than allowed, so that a file that grows meanwhile is noticed.
-        data = file.read(most + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > most:
         raise IntegrityError(f"{path} has more than {most} bytes", remedy="rebuild the artifacts")
     return data

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from .arch import Arch
+from .arch import Arch, normalise
 from .declaration import (
     MAX_THREADS,
     ChoiceValue,
@@ -142,8 +142,12 @@ class Manifest:
         declared = {declaration.name: declaration for declaration in self.kernels}
         _require(len(declared) == len(self.kernels), "kernels", "a kernel stands twice")
         _require(tuple(declared) == self.selection.kernels, "kernels", "not those of selection")
-        for name in self.selection.archs:
-            Arch.parse(name)
+        archs = [Arch.parse(name) for name in self.selection.archs]
+        _require(
+            [arch.name for arch in normalise(archs)] == list(self.selection.archs),
+            "selection",
+            "archs not in normal form",
+        )
         seen: set[object] = set()
         for index, binary in enumerate(self.binaries):
             where = f"binaries[{index}]"
@@ -155,6 +159,8 @@ class Manifest:
             identity = (binary.kernel, binary.arch, tuple(binary.variant.items()))
             _require(identity not in seen, where, f"{binary.label} stands twice")
             seen.add(identity)
+        ordered = sorted(self.binaries, key=binary_order)
+        _require(list(self.binaries) == ordered, "binaries", "not in order")
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> Manifest:

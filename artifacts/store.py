@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ArtifactsNotFound, IntegrityError, StoreError
+from .errors import ArgumentError, ArtifactsNotFound, IntegrityError, StoreError
 from .files import explained, locked, read_bounded, sync_directory, write_atomically
 from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, Manifest, Payload
 from .trust import require_trusted
@@ -41,6 +41,8 @@ def make_private(directory: Path, doing: str) -> None:
     """
     with explained(directory, doing):
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
+        if missing:
+            require_trusted(missing[-1].parent, only_above=True)
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
         if not directory.is_dir():
@@ -100,7 +102,10 @@ def open_artifacts(directory: Path) -> ArtifactSet:
         UntrustedPath: somebody else can write it or a directory above it.
         ManifestError: the manifest is wrong.
         IntegrityError: the manifest is a link, unreadable or too long.
+        ArgumentError: the path cannot be one.
     """
+    if "\0" in str(directory):
+        raise ArgumentError(f"the path {str(directory)!r} holds a NUL", remedy="correct the path")
     path = directory / FILE_NAME
     missing = ArtifactsNotFound(
         f"no artifacts in {directory}",
@@ -108,7 +113,7 @@ def open_artifacts(directory: Path) -> ArtifactSet:
     )
     try:
         require_trusted(directory)
-        data = read_bounded(path, MAX_MANIFEST_BYTES)
+        data = read_bounded(path, MAX_MANIFEST_BYTES, owned=True)
     except (FileNotFoundError, NotADirectoryError):
         raise missing from None
     except OSError as error:
@@ -176,11 +181,10 @@ def _require_ours(directory: Path) -> None:
 def _same(path: Path, data: bytes) -> bool:
     try:
         return read_bounded(path, len(data)) == data
-    except FileNotFoundError:
-        return False
-    except IntegrityError:
-        # A link, a directory or a longer file in its place: make room for the right one.
-        _remove(path)
+    except (FileNotFoundError, IntegrityError):
+        # A rename takes the place of a file or a link, but not of a folder.
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         return False
 
 

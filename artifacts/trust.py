@@ -7,6 +7,7 @@ must be writable by root and the current user alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import os
 import pwd
@@ -15,25 +16,49 @@ from pathlib import Path
 
 from .errors import UntrustedPath
 
+# As many links as Linux follows in one path.
+_MAX_LINKS = 40
 
-def require_trusted(directory: Path) -> None:
-    """Check a directory, what it links to, and every ancestor of both.
+
+def require_trusted(directory: Path, *, only_above: bool = False) -> None:
+    """Check a directory, every link on the way to it, and every ancestor of all of them.
 
     Allowed: owned by root or the effective user; and not writable by others, except for a sticky
     directory (such as /tmp) above, where others can neither remove nor rename what is not theirs. A
-    group may write if nobody else is in it.
+    group may write if nobody else is in it. With `only_above` the directory itself is one that the
+    one meant will be made in, so it may be sticky too.
 
     Raises:
         UntrustedPath: naming the directory at fault.
-        OSError: a directory on the way cannot be examined.
+        OSError: a directory on the way cannot be examined, or links go round in circles.
     """
-    given = Path(os.path.abspath(directory))
-    chain = [given, *given.parents]
-    real = given.resolve(strict=True)
-    if real != given:
-        chain += [real, *real.parents]
-    for path in chain:
-        _check(path, path.lstat(), leaf=path in (given, real))
+    # Component by component, as the kernel does: `link/..` is the parent of what the link names.
+    current, rest, hops = Path("/"), [*reversed(directory.absolute().parts[1:])], 0
+    _check(current, current.lstat(), leaf=False)
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        path = current / part
+        status = path.lstat()
+        _check(path, status, leaf=False)
+        if not stat.S_ISLNK(status.st_mode):
+            current = path
+            continue
+        hops += 1
+        if hops > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
+        target = path.readlink()
+        if target.is_absolute():
+            current = Path("/")
+        rest += reversed([part for part in target.parts if part != "/"])
+    _check(current, current.lstat(), leaf=not only_above)
+
+
+def require_own(path: Path, status: os.stat_result) -> None:
+    """Check a file, as `require_trusted` checks a directory."""
+    _check(path, status, leaf=True)
 
 
 def _check(path: Path, status: os.stat_result, *, leaf: bool) -> None:

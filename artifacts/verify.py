@@ -18,8 +18,9 @@ from .manifest import FILE_NAME, OBJECTS, Binary
 from .store import ArtifactSet, open_artifacts
 
 # Shared memory that a block may have, in bytes, by architecture (CUDA C++ Programming Guide,
-# "Technical Specifications per Compute Capability"). From 9.0 on the figure in the code includes
-# the 1 KB that the system reserves for each block, so it is included here too.
+# "Technical Specifications per Compute Capability"), from 9.0 on with the 1 KB that the system
+# takes of it. The figure in the code includes that, if the code has any static shared memory.
+_SYSTEM_SHARED = 1024
 SHARED_PER_BLOCK = {
     (8, 0): 163 * 1024,
     (8, 6): 99 * 1024,
@@ -103,7 +104,8 @@ def check_cubin(binary: Binary, data: bytes) -> list[str]:
     problems += _differences(binary, code)
     least = cubin_min_cuda(arch, compiler_cuda_major(cubin))
     problems += _version_problem(binary.cubin.min_cuda, least)
-    shared = binary.shared_bytes + binary.static_shared_bytes
+    static = max(binary.static_shared_bytes, _SYSTEM_SHARED if arch.major >= 9 else 0)
+    shared = binary.shared_bytes + static
     if shared > SHARED_PER_BLOCK[arch.major, arch.minor]:
         problems.append(f"{shared} bytes of shared memory do not fit {arch}")
     return problems

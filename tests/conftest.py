@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from recording_libcuda import build
+
 SHARED_ARCHS = ("sm86", "sm90")
 
 
@@ -32,6 +34,12 @@ def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = base / "shared-build"
     shared.mkdir(mode=0o700, exist_ok=True)
     return shared
+
+
+@pytest.fixture(scope="session")
+def recording_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording stand-in for the CUDA driver."""
+    return build(tmp_path_factory.mktemp("recording"))
 
 
 @pytest.fixture(scope="session")

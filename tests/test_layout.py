@@ -131,7 +131,7 @@ def test_ci_runs_what_the_readme_says() -> None:
     [
         *python_files(*ROOMS, "tests", "benchmarks", "examples"),
         *sorted(ROOT.glob("loader/native/*.[ch]pp")),
-        *sorted(ROOT.glob("tests/recording_libcuda/*.[ch]pp")),
+        *sorted(ROOT.glob("tests/support/recording_libcuda/*.[ch]pp")),
     ],
     ids=relative,
 )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/, for recording_libcuda
-
-from recording_libcuda import Outcome, Recorder, build
+from recording_libcuda import Outcome, Recorder
 
 PRELUDE = """
 import json, os, sys
@@ -63,17 +59,9 @@ def tensor(*shape, address=0x1000, dtype=torch.bfloat16, device="cuda:0", stride
 
 
 @pytest.fixture(scope="session")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifacts(built: Path) -> Path:
     """A set for sm86 and sm90."""
-    folder = tmp_path_factory.mktemp("artifacts")
-    subprocess.run(
-        [Path(sys.executable).with_name("sonata-aot"), "build", "--arch", "sm86", "--arch", "sm90",
-         "--out", folder / "set"],
-        env={**os.environ, "SONATA_AOT_CACHE_DIR": str(folder / "cache")},
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    return folder / "set"
+    return built
 
 
 @pytest.fixture(scope="session")
@@ -81,17 +69,10 @@ def manifest(artifacts: Path) -> dict[str, Any]:
     return json.loads((artifacts / "manifest.json").read_text())
 
 
-@pytest.fixture(scope="session")
-def recording_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("recording"))
-
-
 class LoaderRecorder(Recorder):
     """Runs scripts that use the loader; `ARTIFACTS` is the set's directory."""
 
     def loader(self, artifacts: Path, script: str, **options: Any) -> Outcome:
-        import textwrap
-
         prelude = f"{PRELUDE}\nARTIFACTS = {str(artifacts)!r}\n"
         options["env"] = {
             "SONATA_AOT_CACHE_DIR": str(self.folder / "no cache"),
