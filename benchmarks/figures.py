@@ -63,7 +63,7 @@ _TABLES = {"gemv": gemv_table, "first_call": first_call_table}
 def render() -> str:
     """Everything between the markers."""
     lines: list[str] = []
-    for gpu in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+    for gpu in sorted(RESULTS.glob("*/")):
         for bench, table in _TABLES.items():
             file = gpu / f"{bench}.json"
             if file.exists():

@@ -118,7 +118,7 @@ def main() -> None:
             f"total {record['ours_us'] / 1e3:7.2f} ms  compilers {record['compilers']}"
         )
     if options.json:
-        results.write(options.json, found)
+        results.write(options.json, found, options.artifacts)
     if any(record["compilers"] for record in found):
         raise SystemExit("a compiler was imported")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from sonata_aot.artifacts import open_artifacts
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,21 +37,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Write a results file; each record gets the launcher's digest."""
+def write(path: Path, records: Sequence[dict[str, Any]], artifacts: Path) -> None:
+    """Write a results file; each record gets the launcher's digest.
+
+    The commit is the one that the artifacts were built from.
+    """
     digest = launcher_digest()
     content = {
         "machine": machine(),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": _commit(),
+        "commit": open_artifacts(artifacts).manifest.source.commit,
         "records": [{**record, "launcher": digest} for record in records],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _commit() -> str | None:
-    result = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() or None

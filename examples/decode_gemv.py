@@ -113,9 +113,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     torch.seed()  # fresh data every run
-    found = records(options.directory or default_artifacts())
+    directory = options.directory or default_artifacts()
+    found = records(directory)
     if options.json:
-        results.write(options.json, found)
+        results.write(options.json, found, directory)
     # Both round once to bf16, which is at most 2**-8 of each element; NaN is no good either.
     wrong = [
         record["case"]
