@@ -1,9 +1,12 @@
 # make build   environment in .venv, package installed, sm86 artifacts built
 # make test    formatting, lint, types, tests; what CI runs
-# make gpu     the tests and measurements that need an NVIDIA GPU
+# make gpu     the tests and measurements that need an NVIDIA GPU and a CUDA build of torch
 # make evidence  fails if a recorded GPU result no longer matches what the sources compile to
+# make lint, make format, make clean
 
 PYTHON ?= python3
+# Name of the folder that `make gpu` writes its results to.
+GPU ?= h200
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -25,7 +28,12 @@ lint: $(STAMP)
 	$(BIN)/pyright
 
 gpu: $(STAMP)
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu: torch %s has no CUDA device" % torch.__version__)'
+	$(BIN)/sonata-aot build --arch sm86 --arch sm90
 	$(BIN)/pytest -m gpu
+	$(BIN)/python -m examples.decode_gemv --json benchmarks/results/$(GPU)/gemv.json
+	$(BIN)/python -m benchmarks.first_call --json benchmarks/results/$(GPU)/first_call.json
+	$(BIN)/python -m benchmarks.figures
 
 evidence: $(STAMP)
 	$(BIN)/python -m benchmarks.evidence

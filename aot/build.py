@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,6 @@ from ..artifacts.arch import Arch, cubin_min_cuda, normalise, ptx_min_cuda
 from ..artifacts.cubin import read_cubin
 from ..artifacts.declaration import Budget, entry_prefix, is_entry
 from ..artifacts.errors import BuildError, SonataError
-from ..artifacts.files import explained
 from ..artifacts.manifest import (
     MAX_OBJECT_BYTES,
     SCHEMA,
@@ -28,7 +27,7 @@ from ..artifacts.manifest import (
 )
 from ..artifacts.places import default_artifacts
 from ..artifacts.schema import digest
-from ..artifacts.store import make_private, publish, sha256
+from ..artifacts.store import open_artifacts, prepare, publish, sha256
 from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major
 from ..kernels import KernelSpec
 from .cache import Cache, Entry
@@ -45,12 +44,17 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class BuildResult:
-    """What a build did. `written` counts files that changed in the directory."""
+    """What a build did.
+
+    `written` counts files that changed in the directory; `removed` names the binaries that it held
+    before and holds no longer.
+    """
 
     directory: Path
     manifest: Manifest
     compiled: set[str] = field(default_factory=set)
     written: int = 0
+    removed: tuple[str, ...] = ()
 
 
 def build(
@@ -76,23 +80,22 @@ def build(
     specs, archs = sorted(specs, key=lambda spec: spec.name), normalise(archs)
     directory = out or default_artifacts()
     compiler_versions()
-    make_private(directory, "publish to")
-    with explained(directory, "publish to"):  # before the work and not after it
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+    prepare(directory)  # before the work and not after it
     plan = jobs(specs, archs)
     cache = Cache()
-    entries = {job.key: entry for job in plan if (entry := cache.find(job.key)) is not None}
+    cache.require_trusted()
+    entries = {job.key: entry for job in plan if (entry := _cached(cache, job)) is not None}
     for position, job in enumerate(job for job in plan if job.key in entries):
-        progress(position + 1, len(plan), f"{job.label}: cached")
+        progress(position + 1, len(plan), f"cached: {job.label}")
     missing = [job for job in plan if job.key not in entries]
     compiled: set[str] = set()
     if missing:
         tool("nvdisasm")
-        with cache.building() as scratch:
+        waits = functools.partial(progress, len(entries), len(plan), "waiting for another build")
+        with cache.building(waits) as scratch:
             # Another build may have filled the cache while this one waited for its turn.
             for job in missing:
-                if (entry := cache.find(job.key)) is not None:
+                if (entry := _cached(cache, job)) is not None:
                     entries[job.key] = entry
             missing = [job for job in missing if job.key not in entries]
             count = _worker_count(workers, len(missing))
@@ -102,11 +105,28 @@ def build(
                 entries[entry.binary.key] = entry
                 compiled.add(entry.binary.key)
                 done += 1
-                progress(done, len(plan), f"{entry.binary.label}: compiled in {took:.1f} s")
+                progress(done, len(plan), f"compiled in {took:.1f} s: {entry.binary.label}")
+    before = _labels(directory)
     manifest = _manifest(specs, archs, [entries[job.key].binary for job in plan])
     objects = {name: data for entry in entries.values() for name, data in entry.objects.items()}
     written = publish(directory, manifest, dict(sorted(objects.items())))
-    return BuildResult(directory, manifest, compiled, written)
+    removed = before - {binary.label for binary in manifest.binaries}
+    return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)))
+
+
+def _labels(directory: Path) -> set[str]:
+    """What a directory holds now; nothing if it holds no good set."""
+    try:
+        return {binary.label for binary in open_artifacts(directory).manifest.binaries}
+    except SonataError:
+        return set()
+
+
+def _cached(cache: Cache, job: Job) -> Entry | None:
+    entry = cache.find(job.key)
+    wanted = (job.spec.name, job.variant, job.arch.name)
+    binary = entry.binary if entry else None
+    return entry if binary and (binary.kernel, binary.variant, binary.arch) == wanted else None
 
 
 def _worker_count(requested: int | None, tasks: int) -> int:
@@ -160,9 +180,7 @@ def _compile(
                     cubin.unlink(missing_ok=True)
                     ptx.unlink(missing_ok=True)
     if failures:
-        raise BuildError(
-            "\n".join(failures), remedy="correct the kernel or its declaration and build again"
-        )
+        raise BuildError("\n".join(failures), remedy="mend what is named above and build again")
 
 
 def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:

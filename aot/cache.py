@@ -2,6 +2,7 @@
 
     ROOT/compiled/<key>/record.json   a manifest's record of the binary, and its digest
     ROOT/compiled/<key>/<sha256>.cubin, <sha256>.ptx
+    ROOT/.sonata-aot-scratch/         what a build in progress works with
 
 Whatever is damaged counts as absent and is compiled again.
 """
@@ -12,7 +13,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ..artifacts.manifest import Binary, Payload, Sha256
 from ..artifacts.places import cache_root
 from ..artifacts.schema import canonical_json, decode, digest, encode, parse_json
 from ..artifacts.store import make_private, sha256
+from ..artifacts.trust import require_trusted
 
 _RECORD = "record.json"
 _MAX_RECORD_BYTES = 2**20
@@ -56,12 +58,24 @@ class Cache:
         """Name the place; nothing is created before the first write."""
         self.root = root or cache_root()
         self._compiled = self.root / "compiled"
+        # An unlikely name: what is in it is removed.
+        self._scratch = self.root / ".sonata-aot-scratch"
+
+    def require_trusted(self) -> None:
+        """Refuse a cache that somebody else could have changed.
+
+        Raises:
+            UntrustedPath: naming the directory at fault.
+            StoreError: it cannot be examined.
+        """
+        with explained(self.root, "read the cache in"), contextlib.suppress(FileNotFoundError):
+            require_trusted(self._compiled)
 
     def find(self, key: str) -> Entry | None:
         """The entry of a key, its bytes checked by digest; None if absent or damaged."""
         folder = self._compiled / key
         try:
-            data = read_bounded(folder / _RECORD, _MAX_RECORD_BYTES)
+            data = read_bounded(folder / _RECORD, _MAX_RECORD_BYTES, owned=True)
             record = decode(_Record, parse_json(data, str(folder)), str(folder))
             binary = record.binary
             if binary.key != key or record.digest != digest(encode(binary)):
@@ -101,8 +115,10 @@ class Cache:
         return kept
 
     @contextlib.contextmanager
-    def building(self) -> Iterator[Path]:
+    def building(self, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
         """Hold the build lock of this cache, with an empty scratch directory.
+
+        `waiting` is called once if another build has the lock.
 
         Builders that race for one cache so compile each kernel once. What a killed builder left is
         cleared by the next.
@@ -112,15 +128,17 @@ class Cache:
             UntrustedPath: somebody else can write there.
         """
         make_private(self._compiled, "write the cache in")
-        with explained(self.root, "write the cache in"), locked(self._compiled):
-            for old in self.root.glob("scratch-*"):
-                shutil.rmtree(old, ignore_errors=True)
-            with self._staging("scratch-") as scratch:
-                yield scratch
+        with contextlib.ExitStack() as stack:
+            with explained(self.root, "write the cache in"):
+                stack.enter_context(locked(self._compiled, waiting=waiting))
+                shutil.rmtree(self._scratch, ignore_errors=True)
+                scratch = stack.enter_context(self._staging())
+            yield scratch
 
     @contextlib.contextmanager
-    def _staging(self, prefix: str = "scratch-entry-") -> Iterator[Path]:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
+    def _staging(self) -> Iterator[Path]:
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self._scratch))
         try:
             yield folder
         finally:
@@ -128,7 +146,7 @@ class Cache:
 
 
 def _read(folder: Path, payload: Payload) -> bytes:
-    data = read_bounded(folder / payload.file_name, payload.size)
+    data = read_bounded(folder / payload.file_name, payload.size, owned=True)
     if sha256(data) != payload.sha256:
         raise OSError(f"{folder}: {payload.file_name} is damaged")
     return data

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,15 @@ _DIRECTORY = _Directory()
 
 class _Group(click.Group):
     """Prints a `SonataError` as one message, without a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            # Everything else is explained where it happens: this is the output itself.
+            with contextlib.suppress(OSError):
+                click.echo(f"sonata-aot: cannot write the output: {error.strerror}", err=True)
+            os._exit(1)  # an orderly exit would flush, and so fail, again
 
     def invoke(self, ctx: click.Context) -> Any:
         if environment.NO_COLOR.get():
@@ -83,8 +94,8 @@ def main() -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=300.0,
+    type=click.IntRange(1, 86400),
+    default=300,
     show_default=True,
     metavar="SECONDS",
     help="Longest that one kernel may compile.",
@@ -95,7 +106,7 @@ def build(
     kernels: tuple[str, ...],
     out: Path | None,
     jobs: int | None,
-    timeout: float,
+    timeout: int,
     as_json: bool,
 ) -> None:
     """Compile kernels into an artifact directory.
@@ -127,18 +138,20 @@ def build(
                 "compiled": sorted(result.compiled),
                 "cached": sorted({b.key for b in binaries} - result.compiled),
                 "written": result.written,
+                "removed": list(result.removed),
                 "manifest": report.manifest_data(result.manifest),
             }
         )
         return
     click.echo(report.binary_table(binaries))
     cached = len(binaries) - len(result.compiled)
-    done = (
-        "everything was cached"
-        if not result.compiled
-        else (f"{len(result.compiled)} compiled, {cached} cached")
-    )
+    done = "everything was cached"
+    if result.compiled:
+        done = f"{len(result.compiled)} compiled, {cached} cached"
     click.echo(f"\n{report.plural(len(binaries), 'binary', 'binaries')}: {done}")
+    if result.removed:
+        # The directory holds the selection alone: say what that cost.
+        click.echo(f"removed, since not asked for: {', '.join(result.removed)}")
     click.echo(f"{'published in' if result.written else 'unchanged in'} {result.directory}")
 
 

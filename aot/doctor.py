@@ -47,8 +47,11 @@ def _probe() -> dict[str, Any]:
         result = subprocess.run(
             [sys.executable, "-m", _PROBE], capture_output=True, text=True, check=False, timeout=60
         )
-        return json.loads(result.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        if result.returncode == 0:
+            return json.loads(result.stdout.splitlines()[-1])
+        said = result.stderr.strip().splitlines()[-1:]
+        problem = f"the loader's probe ended with status {result.returncode}: {' '.join(said)}"
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         problem = f"the loader's probe failed: {error}"
     return {
         "torch": _version("torch"),
@@ -79,7 +82,7 @@ def _place(
         "archs": sorted({binary.arch for binary in manifest.binaries}),
         "binaries": len(manifest.binaries),
         "choices": [
-            _choice(manifest, device, server["driver"]["version"], arch, allow_ptx)
+            _choice(manifest, device, server["driver"]["version"] or 0, arch, allow_ptx)
             for device in server["devices"]
         ],
     }
@@ -116,7 +119,7 @@ def render(report: dict[str, Any]) -> str:
     compiler = report["compiler"]
     packages = ", ".join(f"{name} {v}" for name, v in compiler["packages"].items())
     driver = report["driver"]
-    version = driver["version"]
+    version = driver["version"] or 0
     lines = [
         f"sonata-aot  {report['tool']} on Python {report['python']}, {report['platform']}",
         f"compiler    {packages or compiler['problem']}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 
 import click
@@ -16,7 +16,8 @@ class Progress:
     def __init__(self, *, quiet: bool) -> None:
         """Choose the form once."""
         self._quiet = quiet
-        self._bar = sys.stderr.isatty()
+        # Standard error is None in a process that was started with it closed.
+        self._bar = sys.stderr is not None and sys.stderr.isatty()
         self._open = False
 
     def __call__(self, done: int, total: int, what: str) -> None:
@@ -29,8 +30,9 @@ class Progress:
         filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
         counter = f"[{bar}] {done}/{total} "
-        room = shutil.get_terminal_size().columns - len(counter) - 1
-        click.echo(f"\r\x1b[2K{counter}{what[: max(room, 0)]}", err=True, nl=False)
+        room = os.get_terminal_size(sys.stderr.fileno()).columns - len(counter) - 1
+        # Padded, not cleared: click strips escape codes where colours are off.
+        click.echo(f"\r{counter}{what[: max(room, 0)].ljust(room)}", err=True, nl=False)
         self._open = True
 
     def close(self) -> None:

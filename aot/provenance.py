@@ -39,6 +39,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
             env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             check=False,
             timeout=30,
         )

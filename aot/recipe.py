@@ -71,6 +71,9 @@ def compile_task(task: dict[str, Any]) -> dict[str, Any]:
     # Where the compiler has nothing for an arch it hands over text instead of machine code.
     if not isinstance(cubin, bytes) or not cubin.startswith(b"\x7fELF"):
         raise ValueError(f"the compiler made no machine code for {task['arch']}")
+    # The compiler reads both back from files that it has written, and does not look at the result.
+    if not ptx.rstrip().endswith("}"):
+        raise OSError("the compiler's PTX is cut short: is the disk full?")
     files = {"cubin": f"{task['stem']}.cubin", "ptx": f"{task['stem']}.ptx"}
     for kind, content in (("cubin", cubin), ("ptx", ptx.encode("ascii"))):
         with open(files[kind], "wb") as file:

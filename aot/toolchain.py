@@ -79,7 +79,12 @@ def run_tool(name: str, *arguments: str) -> str:
     command = [str(tool(name)), *arguments]
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_PATIENCE
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_PATIENCE,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{name} failed: {error}", remedy=_REINSTALL) from None

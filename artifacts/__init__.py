@@ -5,7 +5,7 @@ Needs only the standard library and platformdirs. Every other room imports this 
 
 from ._version import __version__
 from .arch import Arch
-from .choose import Choice, choose, select
+from .choose import Choice, choose
 from .declaration import Budget, Declaration, Parameter
 from .errors import SonataError
 from .manifest import Binary, Manifest, Payload
@@ -27,6 +27,5 @@ __all__ = [
     "choose",
     "open_artifacts",
     "publish",
-    "select",
     "verify",
 ]

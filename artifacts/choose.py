@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .arch import Arch
+from .arch import KNOWN, Arch, normalise
 from .errors import VariantMissing
-from .manifest import Binary, Manifest
+from .manifest import Manifest
 
 Form = Literal["cubin", "ptx"]
 
@@ -61,35 +61,32 @@ def choose(
                 return Choice(candidate.name, form, why, tuple(rejected))
             rejected.append(Rejected(candidate.name, form, reason))
     details = "; ".join(f"{r.arch} {r.form}: {r.reason}" for r in rejected) or "it is empty"
-    suggestion = wanted or Arch(*device)
     raise VariantMissing(
         f"no artifacts for compute capability {_dotted(device)} ({details})",
-        remedy=f"build them with `sonata-aot build --arch {suggestion}`"
-        + ("" if allow_ptx else ", or allow the driver to compile PTX with allow_ptx=True"),
+        remedy=_remedy(device, present, wanted, allow_ptx),
     )
 
 
-def select(manifest: Manifest, kernel: str, arch: str, selectors: dict[str, str | int]) -> Binary:
-    """The one binary of a kernel for an architecture whose selectors have these values.
+def _remedy(
+    device: tuple[int, int], present: list[Arch], wanted: Arch | None, allow_ptx: bool
+) -> str:
+    """What helps: PTX that is there, or a build, which must name what is there already too."""
+    usable = [arch for arch in present if arch.ptx_runs_on(device) and wanted in (None, arch)]
+    if usable and not allow_ptx:
+        return "let the driver compile PTX with allow_ptx=True (doctor: --allow-ptx), or " + _build(
+            device, present
+        )
+    return _build(device, present)
 
-    Raises:
-        VariantMissing: naming what was asked, what is there, and the command that adds it.
-    """
-    of_kernel = [b for b in manifest.binaries if b.kernel == kernel and b.arch == arch]
-    fitting = [
-        binary
-        for binary in of_kernel
-        if all(binary.variant.get(name) == value for name, value in selectors.items())
-    ]
-    if len(fitting) == 1:
-        return fitting[0]
-    asked = ",".join(f"{name}={value}" for name, value in selectors.items())
-    there = "; ".join(binary.variant_name for binary in of_kernel) or "none"
-    problem = "no variant" if not fitting else f"{len(fitting)} variants"
-    raise VariantMissing(
-        f"kernel {kernel!r}: {problem} with {asked} for {arch} (variants here: {there})",
-        remedy=f"build it with `sonata-aot build --arch {arch} --kernel {kernel}`",
-    )
+
+def _build(device: tuple[int, int], present: list[Arch]) -> str:
+    own = Arch(*device)
+    if own not in KNOWN:
+        return (
+            f"use a GPU of compute capability {_dotted((KNOWN[0].major, KNOWN[0].minor))} or more"
+        )
+    archs = " ".join(f"--arch {arch}" for arch in normalise([*present, own]))
+    return f"build with `sonata-aot build {archs}`, and keep the driver up to date"
 
 
 def _reason_against(

@@ -19,6 +19,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _EM_CUDA = 190
 _MAX_SECTIONS = 4096
 _MAX_NAME = 1024
+_MAX_INFO_BYTES = 65536
 
 # EIATTR codes in .nv.info sections.
 _FRAME_SIZE = 0x11
@@ -192,6 +193,8 @@ def _symbols(table: _Section | None, sections: list[_Section]) -> list[tuple[str
 
 def _records(data: bytes | memoryview) -> list[tuple[int, memoryview]]:
     """The EIATTR records of a section that carry a payload."""
+    if len(data) > _MAX_INFO_BYTES:
+        raise _broken(f"{len(data)} bytes of attributes")
     result, at = [], 0
     while at < len(data):
         form, code, size = struct.unpack_from("<BBH", data, at)

@@ -19,7 +19,7 @@ from .schema import Match, Range
 Name = Annotated[str, Match(r"[a-z][a-z0-9_]{0,63}")]
 ChoiceValue = Annotated[str, Match(r"[a-z][a-z0-9_]{0,31}")] | Annotated[int, Range(0, 2**31 - 1)]
 # One compiled combination: a value for each of the declaration's choices.
-Variant = dict[str, ChoiceValue]
+Variant = dict[Name, ChoiceValue]
 
 Kind = Literal["pointer", "i32", "i64", "f32"]
 
@@ -154,6 +154,9 @@ class Declaration:
         for parameter in self.parameters:
             if parameter.kind == "pointer":
                 self.element(parameter, variant)
+        text = {name for name, value in variant.items() if isinstance(value, str)}
+        for expression in self.grid:
+            self._require(not _parse(expression).names & text, f"{expression!r} computes with text")
 
     def element(self, parameter: Parameter, variant: Mapping[str, ChoiceValue]) -> str:
         """The dtype that a pointer parameter has in a variant."""

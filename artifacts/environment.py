@@ -68,12 +68,12 @@ SONATA_AOT_CACHE_DIR: Variable[Path | None] = Variable(
     "a directory",
     "Root of the compile cache and of the default artifact directory.",
 )
-SONATA_AOT_LOG_LEVEL = Variable(
+SONATA_AOT_LOG_LEVEL: Variable[str | None] = Variable(
     "SONATA_AOT_LOG_LEVEL",
     _level,
-    "info",
+    None,
     "debug, info, warning or error",
-    "Least severe message that is logged.",
+    "Least severe message that the loader logs; unset: the application decides.",
 )
 MAX_JOBS: Variable[int | None] = Variable(
     "MAX_JOBS", _natural, None, "an integer of 1 or more", "Most compile workers at once."

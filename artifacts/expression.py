@@ -66,7 +66,8 @@ class _Parser:
         while text[position:].strip(" \t\n\r\f\v"):
             match = _TOKEN.match(text, position)
             if match is None:
-                raise self._error(text, f"unexpected {text[position:].strip()[0]!r}")
+                unread = text[position:].lstrip(" \t\n\r\f\v")
+                raise self._error(text, f"unexpected {unread[0]!r}")
             self._tokens.append(match[0].strip())
             position = match.end()
         self._at = 0

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import IntegrityError, SonataError, StoreError
@@ -83,15 +83,22 @@ def read_bounded(path: Path, most: int, *, owned: bool = False) -> bytes:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the exclusive lock of a directory.
+def locked(
+    directory: Path, *, shared: bool = False, waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Hold the lock of a directory: alone, or `shared` with others that only read.
 
     The lock is on the directory itself, so it leaves no file behind, and the kernel drops it when
-    its holder dies.
+    its holder dies. `waiting` is called once if somebody else has it.
     """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(descriptor, kind)
         yield
     finally:
         os.close(descriptor)

@@ -176,7 +176,7 @@ class Manifest:
         schema = content.get("schema")
         if schema != SCHEMA or type(schema) is not int:
             raise ManifestError(
-                f"{where}: schema {str(schema)[:40]}, but this sonata-aot reads schema {SCHEMA}",
+                f"{where}: schema {repr(schema)[:40]}, but this sonata-aot reads schema {SCHEMA}",
                 remedy="rebuild the artifacts with this version, or install the one that made them",
             )
         stated = content.pop("digest", None)

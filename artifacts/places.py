@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from . import environment
+from .errors import StoreError
 
 # Artifacts that a wheel carries lie beside this module's package.
 _BUNDLED = Path(__file__).resolve().parent / "bundled"
@@ -28,11 +30,19 @@ class Place:
 def cache_root() -> Path:
     """SONATA_AOT_CACHE_DIR, or the platform's cache directory of this user.
 
-    Without a home directory platformdirs still answers; writing there then fails with a message
-    of its own.
+    Raises:
+        StoreError: the user has no home directory.
     """
     chosen = environment.SONATA_AOT_CACHE_DIR.get()
-    return chosen or Path(platformdirs.user_cache_dir("sonata-aot", appauthor=False))
+    if chosen is not None:
+        return chosen
+    try:
+        return Path(platformdirs.user_cache_dir("sonata-aot", appauthor=False))
+    except RuntimeError:  # neither HOME nor an entry in the user database
+        raise StoreError(
+            "this user has no home directory, so there is no place for a cache",
+            remedy="set SONATA_AOT_CACHE_DIR, or name a directory (--out, SONATA_AOT_DIR)",
+        ) from None
 
 
 def default_artifacts() -> Path:
@@ -51,7 +61,7 @@ def search(path: Path | None) -> tuple[Place, ...]:
     chosen = environment.SONATA_AOT_DIR.get()
     if chosen is not None:
         return (Place(chosen, "SONATA_AOT_DIR", named=True),)
-    return (
-        Place(_BUNDLED, "the installed wheel", named=False),
-        Place(cache_root() / "artifacts", "the user cache", named=False),
-    )
+    places = [Place(_BUNDLED, "the installed wheel", named=False)]
+    with contextlib.suppress(StoreError):  # no home directory: no user cache to look in
+        places.append(Place(cache_root() / "artifacts", "the user cache", named=False))
+    return tuple(places)

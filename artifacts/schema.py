@@ -138,12 +138,8 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if origin is dict:
         if type(data) is not dict:
             raise _fail(where, "an object", data)
-        return {
-            _decode(arguments[0], key, f"{where} key"): _decode(
-                arguments[1], item, f"{where}.{key}"
-            )
-            for key, item in data.items()
-        }
+        keys = [_decode(arguments[0], key, f"{where} key") for key in data]
+        return {key: _decode(arguments[1], data[key], f"{where}.{key}") for key in keys}
     # `type(...) is`, since a bool is an int to isinstance.
     if type(data) is not kind:
         raise _fail(where, "null" if kind is type(None) else kind.__name__, data)

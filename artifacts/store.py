@@ -5,15 +5,18 @@
     DIRECTORY/objects/<sha256>.ptx    the same kernel's PTX
 
 Objects are written before the manifest that names them and removed after the one that no longer
-does, so a reader always finds either the old set or the new one.
+does. A reader that has read the old manifest may then miss an object: it reads the manifest again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +24,10 @@ from pathlib import Path
 from .errors import ArgumentError, ArtifactsNotFound, IntegrityError, StoreError
 from .files import explained, locked, read_bounded, sync_directory, write_atomically
 from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, Manifest, Payload
-from .trust import require_trusted
+from .trust import require_own, require_trusted
 
-_STAGING = ".staging"
+# Unlikely names: what is in them is removed.
+_STAGING = ".sonata-aot-staging"
 _OBJECT_NAME = re.compile(r"[0-9a-f]{64}\.(cubin|ptx)")
 
 
@@ -114,6 +118,7 @@ def open_artifacts(directory: Path) -> ArtifactSet:
     try:
         require_trusted(directory)
         data = read_bounded(path, MAX_MANIFEST_BYTES, owned=True)
+        _require_objects(directory / OBJECTS)
     except (FileNotFoundError, NotADirectoryError):
         raise missing from None
     except OSError as error:
@@ -121,6 +126,32 @@ def open_artifacts(directory: Path) -> ArtifactSet:
             f"{path} cannot be read: {error.strerror}", remedy="correct its permissions"
         ) from None
     return ArtifactSet(directory, Manifest.from_bytes(data, str(path)))
+
+
+def prepare(directory: Path) -> None:
+    """Make a directory that can be published to, or say why it cannot.
+
+    Raises:
+        StoreError: no permission, or files of another kind are there.
+        UntrustedPath: somebody else can write there.
+    """
+    make_private(directory, "publish to")
+    with explained(directory, "publish to"):
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+        _require_ours(directory)
+
+
+def _require_objects(store: Path) -> None:
+    """The folder of objects, if there is one, is no link out of here and nobody else's."""
+    with contextlib.suppress(FileNotFoundError):
+        status = store.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise IntegrityError(
+                f"{store} is not a directory of its own",
+                remedy="put the directory itself there, or rebuild",
+            )
+        require_own(store, status)
 
 
 def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -> int:
@@ -169,13 +200,23 @@ def _require_ours(directory: Path) -> None:
     names = {path.name for path in directory.iterdir()} - {FILE_NAME, OBJECTS, _STAGING}
     if store.is_dir() and not store.is_symlink():
         names |= {p.name for p in store.iterdir() if not _OBJECT_NAME.fullmatch(p.name)}
-    elif store.is_symlink() or store.exists():
-        names.add(OBJECTS)
+    elif store.is_symlink() or store.exists() or _is_anothers_manifest(directory / FILE_NAME):
+        names.add(OBJECTS if store.exists() else FILE_NAME)
     if names:
         raise StoreError(
             f"{directory} holds {sorted(names)[0]!r}, which is no artifact",
             remedy="publish into an empty directory, or remove what does not belong there",
         )
+
+
+def _is_anothers_manifest(path: Path) -> bool:
+    """Whether a manifest with no objects beside it is some other program's `manifest.json`."""
+    try:
+        return not read_bounded(path, MAX_MANIFEST_BYTES).startswith(b'{\n "schema": ')
+    except FileNotFoundError:
+        return False
+    except IntegrityError:
+        return True
 
 
 def _same(path: Path, data: bytes) -> bool:

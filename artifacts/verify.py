@@ -6,6 +6,8 @@ them.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 from .arch import Arch, cubin_min_cuda, ptx_min_cuda
 from .cubin import Cubin, KernelCode, read_cubin
 from .errors import SonataError
+from .files import locked
 from .manifest import FILE_NAME, OBJECTS, Binary
 from .store import ArtifactSet, open_artifacts
 
@@ -71,6 +74,13 @@ def verify(directory: Path) -> list[Outcome]:
     against the manifest, undefined symbols, and that the shared memory fits the architecture; of
     each PTX its target, ISA version and entry; least driver versions; files that nothing names.
     """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # no lock where there is no directory, or no support
+            stack.enter_context(locked(directory, shared=True))
+        return _verify(directory)
+
+
+def _verify(directory: Path) -> list[Outcome]:
     try:
         artifacts = open_artifacts(directory)
     except SonataError as error:
@@ -117,6 +127,10 @@ def check_ptx(binary: Binary, data: bytes) -> list[str]:
     version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
     if version is None or target is None:
         return ["not PTX: no .version or .target line"]
+    # PTX is text and names no length: a file cut short must be told by its end.
+    whole = data.count(b"{") == data.count(b"}") and data.rstrip().endswith(b"}")
+    if b"\0" in data or not whole:
+        problems.append("PTX is cut short or damaged")
     isa = (int(version[1]), int(version[2]))
     if f"{isa[0]}.{isa[1]}" != binary.ptx.isa:
         problems.append(f"PTX ISA {isa[0]}.{isa[1]}, not {binary.ptx.isa}")
@@ -125,7 +139,8 @@ def check_ptx(binary: Binary, data: bytes) -> list[str]:
     # Dynamic shared memory leaves no size in the code; but code that uses some must be given some.
     if binary.shared_bytes == 0 and b".extern .shared" in data:
         problems.append("the code uses dynamic shared memory, and shared_bytes is 0")
-    if f".entry {binary.entry}(".encode() not in data:
+    entry = rb"^(?:\.visible )?\.entry " + re.escape(binary.entry.encode()) + rb"\("
+    if re.search(entry, data, re.M) is None:
         problems.append(f"PTX lacks the entry {binary.entry!r}")
     return problems + _version_problem(binary.ptx.min_cuda, ptx_min_cuda(isa))
 
@@ -174,13 +189,16 @@ def _version_problem(stated: str, least: tuple[int, int]) -> list[str]:
 
 def _strays(artifacts: ArtifactSet) -> list[Outcome]:
     known = {payload.file_name for _, payload in artifacts.manifest.payloads()}
-    found = [
-        path.relative_to(artifacts.directory)
-        for path in sorted(artifacts.directory.rglob("*"))
-        if not (path.is_dir() and not path.is_symlink())
-    ]
-    return [
-        Unexpected(str(path))
-        for path in found
-        if str(path) != FILE_NAME and not (str(path.parent) == OBJECTS and path.name in known)
-    ]
+    expected = {FILE_NAME, *(f"{OBJECTS}/{name}" for name in known)}
+    root = str(artifacts.directory)
+    outcomes: list[Outcome] = []
+
+    def unreadable(error: OSError) -> None:
+        place = os.path.relpath(error.filename or root, root)
+        outcomes.append(Failed(place, f"cannot be read: {error.strerror}", "correct it"))
+
+    for folder, folders, files in os.walk(root, onerror=unreadable):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        found = (os.path.relpath(os.path.join(folder, name), root) for name in [*files, *links])
+        outcomes += [Unexpected(path) for path in sorted(found) if path not in expected]
+    return outcomes

@@ -1,6 +1,6 @@
 """Time from nothing loaded to the first result, each case in a fresh process.
 
-    python -m benchmarks.first_call ARTIFACTS --json benchmarks/results/h200/first_call.json
+    python -m benchmarks.first_call --json benchmarks/results/h200/first_call.json
 
 The process has torch imported and its CUDA context up; timed are `load()` and the first
 `kernels.gemv`, synchronised. PTX is measured twice: with an empty driver cache, and in the next
@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from sonata_aot.artifacts.places import default_artifacts
 
 from . import results
 
@@ -102,7 +104,7 @@ def measure(artifacts: Path, arch: str) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure each architecture named; exit 1 if a compiler was imported."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.first_call")
-    parser.add_argument("artifacts", type=Path)
+    parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
     parser.add_argument("--arch", action="append", dest="archs")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -42,11 +42,12 @@ def write(path: Path, records: Sequence[dict[str, Any]], artifacts: Path) -> Non
 
     The commit is the one that the artifacts were built from.
     """
-    digest = launcher_digest()
+    digest, source = launcher_digest(), open_artifacts(artifacts).manifest.source
     content = {
         "machine": machine(),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": open_artifacts(artifacts).manifest.source.commit,
+        "commit": source.commit,
+        "dirty": source.dirty,
         "records": [{**record, "launcher": digest} for record in records],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

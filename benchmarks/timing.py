@@ -50,3 +50,19 @@ def replay_us(graphs: Sequence[torch.cuda.CUDAGraph], launches: int) -> list[flo
             end.synchronize()
             times.append(1e3 * start.elapsed_time(end) / (REPLAYS * launches))
     return [statistics.median(times) for times in rounds]
+
+
+def require_possible(size: int, us: float) -> None:
+    """Refuse a time in which the GPU's memory cannot deliver `size` bytes.
+
+    Raises:
+        RuntimeError: the figure is beyond the memory's peak rate, so the measurement is wrong.
+    """
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # Two transfers a clock (kHz), over a bus of so many bits.
+    peak = 2e3 * properties.memory_clock_rate * properties.memory_bus_width / 8
+    if size / (1e-6 * us) > peak:
+        raise RuntimeError(
+            f"{size} bytes in {us:.2f} us is above the memory's {peak / 1e9:.0f} GB/s: "
+            "the measurement is wrong"
+        )

@@ -60,7 +60,11 @@ def measure(kernels: loader.Kernels, m: int, n: int, k: int) -> dict[str, Any]:
     for output in (*ours, *theirs):
         output.fill_(float("nan"))
     ours_us, theirs_us = timing.replay_us(graphs, copies)
-    assert not any(y.isnan().any() for y in ours), "a replay left something unwritten"
+    for us in (ours_us, theirs_us):
+        timing.require_possible(2 * n * k, us)
+    for weight, y in zip(weights, ours, strict=True):
+        error = relative_error(y, x.double() @ weight.double().T)
+        assert error < 2**-8, f"a replay left something wrong: error {error}"
     return {
         "ours_us": round(ours_us, 3),
         "opponent_us": round(theirs_us, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ..artifacts.errors import ArgumentError, VariantMissing
+from ..artifacts.errors import ArgumentError, ManifestError, VariantMissing
 from . import runtime
 from .library import Loaded, Table
 
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 _VECTOR = 8
 _ALIGNMENT = 16
 _LARGEST = 2**31 - 1
+# What `__call__` passes, in order; the artifacts must have been built for it.
+_PARAMETERS = (
+    ("x", "pointer"),
+    ("weight", "pointer"),
+    ("out", "pointer"),
+    ("n", "i32"),
+    ("k", "i32"),
+    ("x_stride", "i64"),
+    ("weight_stride", "i64"),
+    ("out_stride", "i64"),
+)
+_SELECTORS = ("dtype", "m")
 _LINEAR = "use torch.nn.functional.linear"
 
 
@@ -22,7 +34,18 @@ class Gemv:
     """y = x W^T for decode batches; see `__call__`."""
 
     def __init__(self, table: Table) -> None:
-        """Look up variants in a kernel's table."""
+        """Look up variants in a kernel's table.
+
+        Raises:
+            ManifestError: the artifacts' gemv takes other arguments than this loader passes.
+        """
+        declaration = table.declaration
+        found = tuple((p.name, p.kind) for p in declaration.parameters), declaration.selectors
+        if found != (_PARAMETERS, _SELECTORS):
+            raise ManifestError(
+                "the artifacts' gemv has other parameters than this loader passes",
+                remedy="rebuild the artifacts with this version of sonata-aot",
+            )
         self._table = table
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -104,8 +127,7 @@ class Gemv:
         known = ", ".join(f"{key[1]} M={key[2]}" for key in there if key[0] == device)
         raise VariantMissing(
             f"gemv: x is {x.dtype} with {m} rows; loaded are {known}",
-            remedy=f"{_LINEAR} for other sizes, or build the variant with "
-            "`sonata-aot build --arch ARCH --kernel gemv` where the kernel has it",
+            remedy=f"{_LINEAR} for other dtypes and sizes",
         )
 
 
@@ -120,6 +142,10 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         _fail(
             f"{name} is {tensor.layout} on {tensor.device}", "pass a dense tensor on a CUDA device"
         )
+    if tensor.data_ptr() == 0 and tensor.numel():
+        _fail(f"{name} has no memory: a fake tensor, or freed storage", "pass a real tensor")
+    if tensor.is_neg():
+        _fail(f"{name} is a negated view", f"pass {name}.resolve_neg()")
     if tensor.requires_grad and torch.is_grad_enabled():
         _fail(
             f"{name} requires grad, and gemv has no backward",
@@ -150,6 +176,8 @@ def _check_out(out: Tensor, x: Tensor, weight: Tensor, m: int, n: int) -> None:
             f"out is {tuple(out.shape)} {out.dtype} on {out.device}",
             f"pass {(m, n)} {x.dtype} on {x.device}, or leave it out",
         )
+    if out.data_ptr() % out.element_size():
+        _fail("out starts between two elements", "pass an aligned tensor, or leave it out")
     row, column = out.stride()
     if (column != 1 and n > 1) or (m > 1 and row < n):
         _fail(

@@ -37,7 +37,7 @@ class Kernels:
         if self._gemv is None:
             raise VariantMissing(
                 f"no kernel 'gemv' in {self._artifacts.directory}",
-                remedy="build it with `sonata-aot build --arch ARCH --kernel gemv`",
+                remedy="build again without --kernel, or with --kernel gemv among others",
             )
         return self._gemv
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..artifacts.choose import Form
 from ..artifacts.declaration import Declaration
-from ..artifacts.errors import ArgumentError
+from ..artifacts.errors import ArgumentError, ManifestError
 from ..artifacts.manifest import Binary
 from .log import logger
 
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 # So loading the same bytes again costs nothing and takes no memory.
 _loaded: dict[tuple[str, int], Library] = {}
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    # The child of a fork may have inherited it held, by a thread that does not exist there.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Loaded:
@@ -87,7 +97,7 @@ class Loaded:
         kernel = library.kernel(self.binary.entry, self.binary.shared_bytes)
         if self._form == "ptx":
             took = 1e3 * (time.perf_counter() - began)
-            logger.info("compiled PTX of %s by the driver in %.1f ms", self.binary.label, took)
+            logger.info("the driver took PTX of %s in %.1f ms", self.binary.label, took)
         return kernel
 
 
@@ -100,9 +110,20 @@ class Table:
         self._binaries: dict[tuple[object, ...], Loaded] = {}
 
     def add(self, device: int, loaded: Loaded) -> None:
-        """Enter a binary under its device and the values of its selectors."""
+        """Enter a binary under its device and the values of its selectors.
+
+        Raises:
+            ManifestError: another one has the same.
+        """
         selectors = (loaded.binary.variant[name] for name in self.declaration.selectors)
-        self._binaries[device, *selectors] = loaded
+        key = (device, *selectors)
+        if key in self._binaries:
+            raise ManifestError(
+                f"{loaded.binary.label} and {self._binaries[key].binary.label} have the same "
+                f"selectors {self.declaration.selectors}",
+                remedy="rebuild the artifacts with this version",
+            )
+        self._binaries[key] = loaded
 
     def get(self, device: int, *selectors: str | int) -> Loaded | None:
         """The binary for a device and these selectors' values, in the declaration's order."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..artifacts.arch import Arch
 from ..artifacts.choose import Choice, choose
 from ..artifacts.errors import (
     ArgumentError,
     ArtifactsNotFound,
     DriverUnavailable,
+    IntegrityError,
     SonataError,
+    VariantMissing,
 )
 from ..artifacts.places import Place, search
 from ..artifacts.store import ArtifactSet, open_artifacts
@@ -25,6 +28,9 @@ from .runtime import device_indices, require_torch
 
 if TYPE_CHECKING:
     import torch
+
+# A directory that changes more often than this while it is read is not being built but fought over.
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -54,26 +60,37 @@ def load(
         path: An artifact directory.
         arch: Take only this architecture's binaries, such as `sm86`.
         allow_ptx: Let the driver compile PTX where no machine code fits. Each kernel is then
-            compiled when it is first used, 40 to 560 ms, or from the driver's own cache.
+            compiled when it is first used, or taken from the driver's own cache.
         devices: CUDA devices to load on; torch's current one if None.
         preload: Names of kernels whose PTX is compiled now and not at first use.
 
     Raises:
+        ArgumentError: an argument is of the wrong type, or names nothing.
+        UsageError: `arch` is no architecture.
         MissingDependency: torch is not installed.
         DriverUnavailable: no driver, or no such device.
+        ForkedProcess: in a child of a process that has used the driver.
         ArtifactsNotFound: no place holds artifacts that can be used; says why for each.
         ArtifactError: the named place's manifest or a file in it is wrong.
-        VariantMissing: the named place has nothing for a device.
+        VariantMissing: what was found has nothing for a device.
         DriverError: the driver refused a binary.
     """
     began = time.perf_counter()
     configure()
     require_torch()
-    names = _names(preload)
+    names, place = _names(preload), _path(path)
+    arch = _arch(arch)
     chosen_devices, cuda = _devices(device_indices(devices))
-    artifacts, choices = _find(
-        Path(path) if path is not None else None, chosen_devices, cuda, arch, allow_ptx
-    )
+    for attempt in range(_ATTEMPTS):
+        artifacts, choices = _find(place, chosen_devices, cuda, arch, allow_ptx)
+        try:
+            binaries = list(_read(artifacts, choices))
+            break
+        except IntegrityError:
+            # A build may have published another set since the manifest was read.
+            current = open_artifacts(artifacts.directory).manifest
+            if attempt == _ATTEMPTS - 1 or current.digest == artifacts.manifest.digest:
+                raise
     tables = {declaration.name: Table(declaration) for declaration in artifacts.manifest.kernels}
     for name in names:
         if name not in tables:
@@ -81,7 +98,7 @@ def load(
                 f"preload: no kernel {name!r} in {artifacts.directory}",
                 remedy="use one of " + " ".join(tables),
             )
-    for loaded, device in _read(artifacts, choices):
+    for loaded, device in binaries:
         tables[loaded.binary.kernel].add(device.index, loaded)
         form = choices[device].form
         if form == "cubin" or loaded.binary.kernel in names:
@@ -96,28 +113,44 @@ def load(
 
 
 def _names(preload: Iterable[str]) -> frozenset[str]:
-    if isinstance(preload, str):
-        raise ArgumentError(f"preload is the text {preload!r}", remedy=f"pass [{preload!r}]")
-    return frozenset(preload)
+    names = list(preload) if isinstance(preload, Iterable) else [preload]
+    if isinstance(preload, str) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"preload is {preload!r}", remedy="pass a list of kernel names")
+    return frozenset(names)
+
+
+def _path(path: str | PathLike[str] | None) -> Path | None:
+    if path is None:
+        return None
+    if (
+        not isinstance(path, str | PathLike)
+        or not isinstance(text := fspath(path), str)
+        or not text
+    ):
+        raise ArgumentError(f"path is {path!r}", remedy="pass the path of a directory")
+    return Path(text)
+
+
+def _arch(arch: str | None) -> str | None:
+    if arch is None:
+        return None
+    if not isinstance(arch, str):
+        raise ArgumentError(f"arch is {arch!r}", remedy="pass text such as 'sm86'")
+    return Arch.parse(arch).name
 
 
 def _devices(indices: tuple[int, ...]) -> tuple[list[Device], tuple[int, int]]:
     """The devices of these numbers, and the driver's CUDA version."""
     from . import _native
 
-    state = _native.driver_state()
-    if not state["available"]:
-        raise DriverUnavailable(
-            f"no NVIDIA driver: {state['reason']}", remedy="see `sonata-aot doctor`"
-        )
-    present = _native.devices()
+    present = _native.devices()  # says what is wrong, if there is no usable driver
+    version = _native.driver_state()["version"] or 0
     for index in indices:
         if index >= len(present):
             raise DriverUnavailable(
                 f"no device {index}: this process sees {len(present)}",
                 remedy="pass another number in devices=, or check CUDA_VISIBLE_DEVICES",
             )
-    version = state["version"] or 0
     chosen = [
         Device(index, present[index]["name"], (present[index]["major"], present[index]["minor"]))
         for index in indices
@@ -134,6 +167,7 @@ def _find(
 ) -> tuple[ArtifactSet, dict[Device, Choice]]:
     """The first place with artifacts for every device, and what each device gets from it."""
     rejected: list[str] = []
+    unsuitable: VariantMissing | None = None
     for place in search(path):
         try:
             artifacts = open_artifacts(place.path)
@@ -150,23 +184,21 @@ def _find(
         except SonataError as error:
             if place.named:
                 raise
+            if isinstance(error, VariantMissing):
+                unsuitable = error
             _pass_over(place, error, rejected)
             continue
         return artifacts, choices
+    if unsuitable is not None:
+        raise unsuitable
     raise ArtifactsNotFound(
         "no usable artifacts: " + "; ".join(rejected),
-        remedy=f"build them with `sonata-aot build --arch {arch or _archs(devices)}`, "
-        "or name a directory",
+        remedy="build them with `sonata-aot build --arch ARCH`, or name a directory",
     )
 
 
-def _archs(devices: list[Device]) -> str:
-    capabilities = dict.fromkeys(device.capability for device in devices)
-    return " --arch ".join(f"sm{major}{minor}" for major, minor in capabilities)
-
-
 def _pass_over(place: Place, error: SonataError, rejected: list[str]) -> None:
-    rejected.append(f"{place.origin} ({place.path}): {error.what}")
+    rejected.append(f"{place.origin}: {error.what}")
     # Nothing there is ordinary; something wrong there is worth a line.
     log = logger.debug if isinstance(error, ArtifactsNotFound) else logger.warning
     log("passed over %s (%s): %s", place.origin, place.path, error)

@@ -62,7 +62,7 @@ def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[
                 remedy="install a CUDA build of torch, and check the driver with "
                 "`sonata-aot doctor`",
             )
-        return (torch.cuda.current_device(),)
+        return (_current_device(torch),)
     listed: list[Any] = list(devices) if _is_list(devices) else [devices]
     indices: list[int] = []
     for item in listed:
@@ -90,4 +90,15 @@ def _index(torch: Any, item: object) -> int:
         raise ArgumentError(
             f"devices: {item!r} is not a CUDA device", remedy="pass numbers or 'cuda:N'"
         )
-    return torch.cuda.current_device() if device.index is None else device.index
+    return _current_device(torch) if device.index is None else device.index
+
+
+def _current_device(torch: Any) -> int:
+    try:
+        return torch.cuda.current_device()
+    except (AssertionError, RuntimeError) as error:  # a CPU build; a forked child; a broken driver
+        reason = str(error).strip().splitlines()[0]
+        raise DriverUnavailable(
+            f"torch cannot use CUDA here: {reason}",
+            remedy="install a CUDA build of torch, and start workers with the spawn method",
+        ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from sonata_aot import loader
+from sonata_aot.artifacts import Arch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,12 +27,18 @@ def _why_not() -> str | None:
         import torch
     except ModuleNotFoundError:
         return "torch is not installed"
-    return None if torch.cuda.is_available() else "no CUDA device"
+    return None if torch.cuda.is_available() else f"torch {torch.__version__} has no CUDA device"
 
 
 @pytest.fixture(scope="session", params=["sm86", "sm90"])
 def kernels(request: pytest.FixtureRequest) -> loader.Kernels:
-    try:
-        return loader.load(arch=request.param, allow_ptx=True)
-    except loader.SonataError as error:
-        pytest.skip(str(error))
+    capability = torch_capability()
+    if not Arch.parse(request.param).ptx_runs_on(capability):
+        pytest.skip(f"{request.param} does not run on compute capability {capability}")
+    return loader.load(arch=request.param, allow_ptx=True)
+
+
+def torch_capability() -> tuple[int, int]:
+    import torch
+
+    return torch.cuda.get_device_capability()
