@@ -85,8 +85,12 @@ def choose_kernels(requested: Iterable[str]) -> tuple[KernelSpec, ...]:
 
 
 def jobs(specs: Iterable[KernelSpec], archs: Iterable[Arch]) -> list[Job]:
-    """Every combination, in the order of the manifest."""
+    """Every combination that its declaration allows, in the order of the manifest."""
     targets = list(archs)
     return [
-        Job(spec, variant, arch) for spec in specs for arch in targets for variant in spec.variants
+        Job(spec, variant, arch)
+        for spec in specs
+        for arch in targets
+        for variant in spec.variants
+        if arch.number >= spec.declaration.least_sm(variant)
     ]

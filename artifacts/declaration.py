@@ -70,6 +70,11 @@ class Declaration:
     `selectors` are the choices that a call decides (its dtype, its M); the others only tune.
     `block`, `grid` and `shared_bytes` (dynamic shared memory) are launch expressions over integer
     choices, and for `grid` integer parameters too.
+
+    `min_sm` is the least architecture, as a number (80, 90), that a variant is built for, and
+    `programmatic` is not 0 for a variant whose code waits for the kernels before it by itself
+    (griddepcontrol.wait), so that it may be launched while they run. Both are expressions over
+    integer choices.
     """
 
     name: Name
@@ -79,6 +84,8 @@ class Declaration:
     block: tuple[str, str, str]
     grid: tuple[str, str, str]
     shared_bytes: str = "0"
+    min_sm: str = "80"
+    programmatic: str = "0"
     budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
@@ -110,7 +117,7 @@ class Declaration:
             self.block_layout.size <= MAX_PARAMETER_BYTES,
             f"parameters take more than {MAX_PARAMETER_BYTES} bytes",
         )
-        for text in (*self.block, self.shared_bytes):
+        for text in (*self.block, self.shared_bytes, self.min_sm, self.programmatic):
             self._check_names(text, set(self.choices))
         for text in self.grid:
             self._check_names(text, set(self.choices) | integers)
@@ -186,6 +193,14 @@ class Declaration:
         value = _parse(self.shared_bytes).evaluate(_integers(variant))
         self._require(0 <= value <= 2**18, f"shared memory {value} of {dict(variant)}")
         return value
+
+    def least_sm(self, variant: Mapping[str, ChoiceValue]) -> int:
+        """Number of the least architecture that a variant is for, such as 90."""
+        return _parse(self.min_sm).evaluate(_integers(variant))
+
+    def is_programmatic(self, variant: Mapping[str, ChoiceValue]) -> bool:
+        """Whether a variant may be launched as a programmatic dependent."""
+        return _parse(self.programmatic).evaluate(_integers(variant)) != 0
 
     def grid_shape(
         self, variant: Mapping[str, ChoiceValue], sizes: Mapping[str, int]

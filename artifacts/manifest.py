@@ -228,6 +228,11 @@ def binary_order(binary: Binary) -> tuple[object, ...]:
 
 def _check_binary(declaration: Declaration, binary: Binary, where: str) -> None:
     declaration.check_variant(binary.variant)
+    _require(
+        Arch.parse(binary.arch).number >= declaration.least_sm(binary.variant),
+        where,
+        "arch is below the variant's min_sm",
+    )
     _require(binary.parameters == declaration.offsets, where, "parameters are not those declared")
     _require(
         binary.block == declaration.block_shape(binary.variant), where, "block is not as declared"

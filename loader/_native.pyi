@@ -78,9 +78,12 @@ class Kernel:
         block: tuple[int, int, int],
         stream: int,
         params: bytes,
+        programmatic: bool = False,
     ) -> None:
         """Enqueue the kernel on a stream and return, without waiting for anything.
 
         `stream` is a handle of the library's device (`torch.cuda.Stream.cuda_stream`; 0 is the
-        default stream) and `params` the packed parameter block, which is copied.
+        default stream) and `params` the packed parameter block, which is copied. With
+        `programmatic` the kernel may begin before what precedes it on the stream has ended
+        (programmatic dependent launch, compute capability 9.0 on): its code must wait by itself.
         """

@@ -46,6 +46,7 @@ class Loaded:
         self._device = device
         self._kernel: Kernel | None = None
         self._pack = declaration.block_layout.pack
+        self._waits_by_itself = declaration.is_programmatic(binary.variant)
         self._scalars = tuple(
             (index, parameter.name)
             for index, parameter in enumerate(declaration.parameters)
@@ -63,8 +64,11 @@ class Loaded:
             self._kernel = self._load()
         return self._kernel
 
-    def launch(self, stream: int, *arguments: int | float) -> None:
+    def launch(self, stream: int, *arguments: int | float, programmatic: bool = False) -> None:
         """Launch on a stream, given the declaration's parameters in order (pointers as addresses).
+
+        With `programmatic` a variant whose declaration allows it may begin before what precedes it
+        on the stream has ended; others ignore it.
 
         Raises:
             ArgumentError: a value does not fit its parameter, or gives an empty or too large grid.
@@ -80,7 +84,9 @@ class Loaded:
             ) from None
         sizes = {name: int(arguments[index]) for index, name in self._scalars}
         grid = self._declaration.grid_shape(self.binary.variant, sizes)
-        kernel.launch(grid, self.binary.block, stream, block)
+        kernel.launch(
+            grid, self.binary.block, stream, block, programmatic and self._waits_by_itself
+        )
 
     def _load(self) -> Kernel:
         from . import _native

@@ -41,6 +41,28 @@ inline void *const kParamEnd = nullptr;
 inline void *const kParamBuffer = reinterpret_cast<void *>(1);
 inline void *const kParamBufferSize = reinterpret_cast<void *>(2);
 
+// CUlaunchAttributeID: the launch may begin before what precedes it on the stream has ended.
+constexpr int kProgrammaticStreamSerialization = 6;
+
+// CUlaunchAttribute: an id, and a union of 64 bytes of which a flag takes the first four.
+struct LaunchAttribute {
+  int id = 0;
+  int padding = 0;
+  alignas(8) int value[16] = {};
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+// CUlaunchConfig
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  Stream stream;
+  LaunchAttribute *attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(LaunchConfig) == 56);
+
 // member, exported name (versioned where the driver versions it), argument types
 #define SONATA_DRIVER_ENTRIES(X)                                                                  \
   X(get_error_name, "cuGetErrorName", Result, const char **)                                      \
@@ -62,7 +84,8 @@ inline void *const kParamBufferSize = reinterpret_cast<void *>(2);
   X(function_get_attribute, "cuFuncGetAttribute", int *, int, Function)                           \
   X(function_set_attribute, "cuFuncSetAttribute", Function, int, int)                             \
   X(launch_kernel, "cuLaunchKernel", Function, unsigned, unsigned, unsigned, unsigned, unsigned,  \
-    unsigned, unsigned, Stream, void **, void **)
+    unsigned, unsigned, Stream, void **, void **)                                                 \
+  X(launch_kernel_ex, "cuLaunchKernelEx", const LaunchConfig *, Function, void **, void **)
 
 // Used where the driver has them (CUDA 12.4 on).
 #define SONATA_OPTIONAL_DRIVER_ENTRIES(X) X(function_load, "cuFuncLoad", Function)

@@ -31,7 +31,10 @@ class Kernel {
 
   // Enqueues the kernel on `stream` and returns; never synchronises. `params` is the packed
   // parameter block, of which the driver takes a copy. The caller has checked grid and block.
-  void launch(Dim3 grid, Dim3 block, Stream stream, const char *params, std::size_t size) const;
+  // `programmatic` is for a kernel that itself waits for what precedes it on the stream
+  // (griddepcontrol.wait): it may then begin before that has ended.
+  void launch(Dim3 grid, Dim3 block, Stream stream, const char *params, std::size_t size,
+              bool programmatic) const;
 
   const Module &module() const { return *module_; }
   const std::string &entry() const { return entry_; }

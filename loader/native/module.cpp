@@ -119,7 +119,7 @@ nb::dict py_attributes(const Kernel &kernel) {
 
 // Handles rather than converted types: the arguments are read in place, once.
 void py_launch(const Kernel &kernel, nb::handle grid, nb::handle block, nb::handle stream,
-               const nb::bytes &params) {
+               const nb::bytes &params, bool programmatic) {
   const Dim3 grid_dim = parse_grid(kernel, grid);
   const Dim3 block_dim = parse_block(kernel, block);
   const Stream handle = parse_stream(kernel, stream);
@@ -127,7 +127,7 @@ void py_launch(const Kernel &kernel, nb::handle grid, nb::handle block, nb::hand
   const char *data = params.c_str();
   check_params(kernel, size);
   const GilRelease unlocked;
-  kernel.launch(grid_dim, block_dim, handle, data, size);
+  kernel.launch(grid_dim, block_dim, handle, data, size, programmatic);
 }
 
 nb::object py_library_repr(const Library &library) {
@@ -173,8 +173,9 @@ NB_MODULE(_native, m) {
   nb::class_<Kernel>(m, "Kernel", nb::is_final())
       .def("attributes", &py_attributes, "What the driver says about the machine code.")
       .def("launch", &py_launch, "grid"_a, "block"_a, "stream"_a, "params"_a,
+           "programmatic"_a = false,
            nb::sig("def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int], "
-                   "stream: int, params: bytes) -> None"),
+                   "stream: int, params: bytes, programmatic: bool = False) -> None"),
            "Enqueues the kernel on a stream handle with a packed parameter block; never waits.")
       .def("__repr__", &py_kernel_repr);
 }

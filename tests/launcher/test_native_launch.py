@@ -31,6 +31,32 @@ def test_every_argument_reaches_the_driver_unchanged(recorder: Recorder) -> None
     assert launch["context"] == FIRST_CONTEXT
 
 
+def test_a_programmatic_launch_differs_in_its_attribute_alone(recorder: Recorder) -> None:
+    outcome = recorder.native(
+        """
+        kernel = first_kernel(shared_bytes=70000)
+        for programmatic in (True, False):
+            kernel.launch((3, 5, 7), (32, 4, 2), 0x7F00DEADBEE8, b"parameters", programmatic)
+        """
+    )
+    (extended,) = outcome.named("cuLaunchKernelEx")
+    (plain,) = outcome.named("cuLaunchKernel")
+    assert extended.pop("attributes") == [[6, 1]]  # programmatic stream serialization: allowed
+    assert {**extended, "call": "cuLaunchKernel"} == plain
+
+
+def test_a_failed_programmatic_launch_is_explained(recorder: Recorder) -> None:
+    outcome = recorder.native(
+        """
+        kernel = first_kernel()
+        inject("cuLaunchKernelEx=700")
+        say(failure(kernel.launch, (1, 1, 1), (1, 1, 1), 0, b"", programmatic=True))
+        """
+    )
+    assert outcome.value["type"] == "DriverError"
+    assert "cuLaunchKernelEx failed with CUDA_ERROR_ILLEGAL_ADDRESS" in outcome.value["what"]
+
+
 @pytest.mark.parametrize("stream", [0, 1, 2, 2**31, 2**32 + 8, 2**63, 2**64 - 1])
 def test_stream_handles_are_exact(recorder: Recorder, stream: int) -> None:
     outcome = recorder.native(f"first_kernel().launch((1, 1, 1), (1, 1, 1), {stream}, b'')")

@@ -224,10 +224,10 @@ EXPORT int cuFuncSetAttribute(Function *function, int attribute, int value) {
   return call.done();
 }
 
-EXPORT int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                          const void *stream, void **params, void **extra) {
-  Call call("cuLaunchKernel");
+namespace {
+
+int launch(Call &call, Function *function, const unsigned (&grid)[3], const unsigned (&block)[3],
+           unsigned shared, const void *stream, void **params, void **extra) {
   const void *buffer = nullptr;
   std::size_t size = 0;
   for (void **at = extra; at != nullptr && *at != nullptr; at += 2) {
@@ -235,12 +235,51 @@ EXPORT int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, 
     if (at[0] == reinterpret_cast<void *>(2)) size = *static_cast<std::size_t *>(at[1]);
   }
   call.with("entry", quoted(function->entry)).with("function", number(function));
-  call.with("grid", triple(grid_x, grid_y, grid_z));
-  call.with("block", triple(block_x, block_y, block_z));
+  call.with("grid", triple(grid[0], grid[1], grid[2]));
+  call.with("block", triple(block[0], block[1], block[2]));
   call.with("shared", number(shared)).with("stream", number(stream));
   call.with("params", quoted(hex(buffer, size)));
   call.with("kernel_params", params == nullptr ? "false" : "true");
   if (call.fails()) return call.done();
   if (current() != function->context) return call.done(400);
   return call.done(int(shared) > function->dynamic_shared ? 1 : 0);
+}
+
+struct Attribute {  // CUlaunchAttribute
+  int id;
+  int padding;
+  int value[16];
+};
+
+struct Config {  // CUlaunchConfig
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared;
+  const void *stream;
+  const Attribute *attributes;
+  unsigned count;
+};
+
+}  // namespace
+
+EXPORT int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                          const void *stream, void **params, void **extra) {
+  Call call("cuLaunchKernel");
+  return launch(call, function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared,
+                stream, params, extra);
+}
+
+EXPORT int cuLaunchKernelEx(const Config *config, Function *function, void **params,
+                            void **extra) {
+  Call call("cuLaunchKernelEx");
+  std::string list;
+  for (unsigned i = 0; i < config->count; ++i) {
+    const Attribute &attribute = config->attributes[i];
+    list += (i == 0 ? "[" : ", [") + std::to_string(attribute.id) + ", " +
+            std::to_string(attribute.value[0]) + "]";
+  }
+  call.with("attributes", "[" + list + "]");
+  return launch(call, function, config->grid, config->block, config->shared, config->stream,
+                params, extra);
 }
