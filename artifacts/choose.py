@@ -73,13 +73,13 @@ def _remedy(
     """What helps: PTX that is there, or a build, which must name what is there already too."""
     usable = [arch for arch in present if arch.ptx_runs_on(device) and wanted in (None, arch)]
     if usable and not allow_ptx:
-        return "let the driver compile PTX with allow_ptx=True (doctor: --allow-ptx), or " + _build(
-            device, present
-        )
-    return _build(device, present)
+        ptx = "let the driver compile PTX with allow_ptx=True (doctor: --allow-ptx), or "
+        return ptx + build_command(present, device)
+    return build_command(present, device)
 
 
-def _build(device: tuple[int, int], present: list[Arch]) -> str:
+def build_command(present: list[Arch], device: tuple[int, int]) -> str:
+    """How to build for a device without losing the architectures that are there."""
     own = Arch(*device)
     if own not in KNOWN:
         return (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..artifacts.arch import Arch
-from ..artifacts.choose import Choice, choose
+from ..artifacts.choose import Choice, build_command, choose
 from ..artifacts.errors import (
     ArgumentError,
     ArtifactsNotFound,
@@ -115,7 +115,9 @@ def load(
 def _names(preload: Iterable[str]) -> frozenset[str]:
     names = list(preload) if isinstance(preload, Iterable) else [preload]
     if isinstance(preload, str) or not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"preload is {preload!r}", remedy="pass a list of kernel names")
+        raise ArgumentError(
+            f"preload is {preload!r}", remedy="pass a list of kernel names, such as ['gemv']"
+        )
     return frozenset(names)
 
 
@@ -193,7 +195,7 @@ def _find(
         raise unsuitable
     raise ArtifactsNotFound(
         "no usable artifacts: " + "; ".join(rejected),
-        remedy="build them with `sonata-aot build --arch ARCH`, or name a directory",
+        remedy=f"{build_command([], devices[0].capability)}, or name a directory",
     )
 
 

@@ -25,9 +25,8 @@ std::string for_kernel(const Kernel &kernel) {
 
 [[noreturn]] void throw_type(const std::string &what, nb::handle got, const char *wanted) {
   PyErr_Clear();
-  const nb::object name = got.type().attr("__name__");
-  throw nb::type_error(
-      (what + " must be " + wanted + ", not " + quoted(nb::cast<const char *>(name))).c_str());
+  const nb::str name(got.type().attr("__name__"));  // a metaclass may have made it anything
+  throw nb::type_error((what + " must be " + wanted + ", not " + quoted(name.c_str())).c_str());
 }
 
 // An integer that need not fit: `overflow` is its sign if it does not.
