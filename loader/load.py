@@ -81,16 +81,8 @@ def load(
     names, place = _names(preload), _path(path)
     arch = _arch(arch)
     chosen_devices, cuda = _devices(device_indices(devices))
-    for attempt in range(_ATTEMPTS):
-        artifacts, choices = _find(place, chosen_devices, cuda, arch, allow_ptx)
-        try:
-            binaries = list(_read(artifacts, choices))
-            break
-        except IntegrityError:
-            # A build may have published another set since the manifest was read.
-            current = open_artifacts(artifacts.directory).manifest
-            if attempt == _ATTEMPTS - 1 or current.digest == artifacts.manifest.digest:
-                raise
+    found = _Search(place, chosen_devices, cuda, arch, allow_ptx)
+    artifacts, choices, binaries = _open(found)
     tables = {declaration.name: Table(declaration) for declaration in artifacts.manifest.kernels}
     for name in names:
         if name not in tables:
@@ -160,28 +152,48 @@ def _devices(indices: tuple[int, ...]) -> tuple[list[Device], tuple[int, int]]:
     return chosen, (version // 1000, version % 1000 // 10)
 
 
-def _find(
-    path: Path | None,
-    devices: list[Device],
-    cuda: tuple[int, int],
-    arch: str | None,
-    allow_ptx: bool,
-) -> tuple[ArtifactSet, dict[Device, Choice]]:
+@dataclass(frozen=True)
+class _Search:
+    """What `load` was asked for, checked."""
+
+    path: Path | None
+    devices: list[Device]
+    cuda: tuple[int, int]
+    arch: str | None
+    allow_ptx: bool
+
+
+def _open(wanted: _Search) -> tuple[ArtifactSet, dict[Device, Choice], list[tuple[Loaded, Device]]]:
+    """Find artifacts and read what each device gets, all from one manifest."""
+    attempt = 1
+    while True:
+        artifacts, choices = _find(wanted)
+        try:
+            return artifacts, choices, list(_read(artifacts, choices))
+        except IntegrityError:
+            # A build may have published another set since the manifest was read.
+            current = open_artifacts(artifacts.directory).manifest
+            if attempt == _ATTEMPTS or current.digest == artifacts.manifest.digest:
+                raise
+        attempt += 1
+
+
+def _find(wanted: _Search) -> tuple[ArtifactSet, dict[Device, Choice]]:
     """The first place with artifacts for every device, and what each device gets from it."""
     rejected: list[str] = []
     unsuitable: VariantMissing | None = None
-    for place in search(path):
+    for place in search(wanted.path):
         try:
             artifacts = open_artifacts(place.path)
             choices = {
                 device: choose(
                     artifacts.manifest,
                     device.capability,
-                    driver_cuda=cuda,
-                    arch=arch,
-                    allow_ptx=allow_ptx,
+                    driver_cuda=wanted.cuda,
+                    arch=wanted.arch,
+                    allow_ptx=wanted.allow_ptx,
                 )
-                for device in devices
+                for device in wanted.devices
             }
         except SonataError as error:
             if place.named:
@@ -195,7 +207,7 @@ def _find(
         raise unsuitable
     raise ArtifactsNotFound(
         "no usable artifacts: " + "; ".join(rejected),
-        remedy=f"{build_command([], devices[0].capability)}, or name a directory",
+        remedy=f"{build_command([], wanted.devices[0].capability)}, or name a directory",
     )
 
 
