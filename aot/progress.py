@@ -29,10 +29,11 @@ class Progress:
             return
         filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
-        counter = f"[{bar}] {done}/{total} "
-        room = os.get_terminal_size(sys.stderr.fileno()).columns - len(counter) - 1
+        # One short of the width: in the last column some terminals wrap.
+        room = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        line = f"[{bar}] {done}/{total} {what}"[:room]
         # Padded, not cleared: click strips escape codes where colours are off.
-        click.echo(f"\r{counter}{what[: max(room, 0)].ljust(room)}", err=True, nl=False)
+        click.echo(f"\r{line.ljust(room)}", err=True, nl=False)
         self._open = True
 
     def close(self) -> None:

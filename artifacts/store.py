@@ -198,10 +198,14 @@ def _require_ours(directory: Path) -> None:
     """Refuse a directory with files that no publisher put there: some of them would be removed."""
     store = directory / OBJECTS
     names = {path.name for path in directory.iterdir()} - {FILE_NAME, OBJECTS, _STAGING}
+    objects: set[str] = set()
     if store.is_dir() and not store.is_symlink():
-        names |= {p.name for p in store.iterdir() if not _OBJECT_NAME.fullmatch(p.name)}
-    elif store.is_symlink() or store.exists() or _is_anothers_manifest(directory / FILE_NAME):
-        names.add(OBJECTS if store.exists() else FILE_NAME)
+        objects = {path.name for path in store.iterdir()}
+        names |= {name for name in objects if not _OBJECT_NAME.fullmatch(name)}
+    elif store.is_symlink() or store.exists():
+        names.add(OBJECTS)
+    if not objects and _is_anothers_manifest(directory / FILE_NAME):
+        names.add(FILE_NAME)
     if names:
         raise StoreError(
             f"{directory} holds {sorted(names)[0]!r}, which is no artifact",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def clean_environment(**changes: str) -> dict[str, str]:
         if name not in names and not name.startswith(steering)
     }
     return {**kept, **changes}
+
+
+@pytest.fixture(scope="session")
+def clean_environ() -> Callable[..., dict[str, str]]:
+    """`clean_environment`, for tests in folders below."""
+    return clean_environment
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,10 @@ from sonata_aot.aot import build, cache, plan, pool, provenance, sources, toolch
 from sonata_aot.aot.cli import main
 
 SCRIPT = Path(sys.executable).with_name("sonata-aot")
-STEERING = ("SONATA_AOT_", "CUTE_DSL_", "GIT_", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST", "NO_COLOR")
+STEERING = (
+    *("SONATA_AOT_", "SONATA_TEST_", "CUTE_DSL_", "GIT_"),
+    *("MAX_JOBS", "TORCH_CUDA_ARCH_LIST", "NO_COLOR"),
+)
 MODULES = (build, cache, plan, pool, provenance, sources, toolchain)
 _numbers = itertools.count()
 
@@ -142,8 +145,12 @@ def spec(function, module="{package}.device", **changes):
 SPECS = [{specs}]
 """
 _RUN = """
+import signal
 from sonata_aot.aot import plan
 from {package}.specs import SPECS
+
+# Ctrl-C is ignored in a process whose ancestor a shell put into the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 plan.builtin = lambda: {{spec.name: spec for spec in SPECS}}
 
@@ -183,7 +190,8 @@ class Toys:
     @property
     def scratch(self) -> list[Path]:
         """What builds have left behind."""
-        return list(self.cache.glob("scratch*"))
+        scratch = self.cache / ".sonata-aot-scratch"
+        return list(scratch.iterdir()) if scratch.exists() else []
 
     def write(self, specs: str, device: str = "", **modules: str) -> None:
         """`specs`: calls of `spec(...)`; `device`: kernels beside `good`; further modules."""

@@ -157,7 +157,7 @@ class TestManyKernels:
 
     def test_progress_counts_what_was_done(self, outcome: Outcome) -> None:
         steps = re.findall(
-            r"^\[(\d+)/15\] (\w+)\[m=1\] sm86: compiled in \d+\.\d s$", outcome.result.stderr, re.M
+            r"^\[(\d+)/15\] compiled in \d+\.\d s: (\w+)\[m=1\] sm86$", outcome.result.stderr, re.M
         )
         assert [int(number) for number, _ in steps] == [1, 2, 3, 4]
         assert {name for _, name in steps} == GOOD

@@ -59,7 +59,7 @@ def test_progress_goes_to_standard_error_alone(cli: Cli, tmp_path: Path) -> None
     result = cli("build", "--arch", "sm86", "--out", tmp_path / "out")
     total = len(open_artifacts(tmp_path / "out").manifest.binaries)
     steps = [
-        re.match(r"\[(\d+)/(\d+)\] gemv\[.*\] sm86: cached$", line)
+        re.match(r"\[(\d+)/(\d+)\] cached: gemv\[.*\] sm86$", line)
         for line in result.stderr.splitlines()
     ]
     assert [step and (int(step[1]), int(step[2])) for step in steps] == [
@@ -127,6 +127,20 @@ def test_the_directory_holds_only_the_last_selection(invoke: Invoke, tmp_path: P
     assert all(isinstance(outcome, Passed) for outcome in verify(out))
 
 
+def test_what_a_smaller_selection_costs_is_said(invoke: Invoke, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    both = ("build", "--arch", "sm86", "--arch", "sm90", "--out", out)
+    assert "removed" not in invoke(*both).stdout
+    lost = [b.label for b in open_artifacts(out).manifest.binaries if b.arch == "sm86"]
+    assert len(lost) >= 2
+    only = ("build", "--arch", "sm90", "--out", out)
+    (line,) = (x for x in invoke(*only).stdout.splitlines() if x.startswith("removed"))
+    assert line.endswith(": " + ", ".join(sorted(lost)))
+    assert "removed" not in invoke(*only).stdout
+    assert json.loads(invoke(*both, "--json").stdout)["removed"] == []
+    assert json.loads(invoke(*only, "--json").stdout)["removed"] == sorted(lost)
+
+
 def test_one_kernel_by_name(invoke: Invoke, tmp_path: Path) -> None:
     out = tmp_path / "out"
     chosen = ["--kernel", "gemv", "--kernel", "gemv"]
@@ -183,11 +197,23 @@ def test_a_usage_error_is_one_line_that_names_what_is_allowed(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("option", ["--jobs=0", "--jobs=x", "--timeout=0", "--nonsense"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--jobs=0", "--jobs=x", "--nonsense"),
+        *("--timeout=0", "--timeout=86401", "--timeout=1.5", "--timeout=nan", "--timeout=inf"),
+    ],
+)
 def test_a_malformed_option_exits_2(invoke: Invoke, option: str) -> None:
     result = invoke("build", "--arch", "sm86", option)
     assert result.exit_code == 2
     assert option.partition("=")[0] in result.stderr
+
+
+@pytest.mark.parametrize("seconds", [1, 86400])
+def test_the_least_and_the_longest_timeout(invoke: Invoke, tmp_path: Path, seconds: int) -> None:
+    out = ("--out", tmp_path / "out")
+    assert invoke("build", "--arch=sm86", f"--timeout={seconds}", *out).exit_code == 0
 
 
 def test_out_that_is_or_passes_through_a_file(cli: Cli, tmp_path: Path) -> None:
@@ -219,8 +245,28 @@ def test_files_of_somebody_else_are_not_removed(invoke: Invoke, tmp_path: Path) 
     theirs = out / "objects" / "ab" / "cdef"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("theirs")
-    invoke("build", "--arch", "sm86", "--out", out)
-    assert theirs.exists()
+    result = invoke("build", "--arch", "sm86", "--out", out)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert str(out) in result.stderr
+    assert "'ab'" in result.stderr
+    assert {path for path in out.rglob("*") if path.is_file()} == {theirs}
+    assert theirs.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "file beside an empty folder"])
+def test_a_manifest_of_somebody_else_is_kept(invoke: Invoke, tmp_path: Path, kind: str) -> None:
+    # Browser extensions, web applications and packages have a `manifest.json`.
+    out = tmp_path / "extension"
+    theirs = out / "manifest.json" / "notes" if kind == "folder" else out / "manifest.json"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text('{"name": "theirs"}')
+    if kind == "file beside an empty folder":
+        (out / "objects").mkdir()
+    result = invoke("build", "--arch", "sm86", "--out", out)
+    assert theirs.read_text() == '{"name": "theirs"}'
+    assert not list(out.rglob("*.cubin"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "'manifest.json', which is no artifact" in result.stderr
 
 
 def test_an_empty_out_is_refused(
@@ -229,8 +275,9 @@ def test_an_empty_out_is_refused(
     # `--out "$UNSET"` must not publish into whatever the current directory is.
     monkeypatch.chdir(tmp_path)
     result = invoke("build", "--arch", "sm86", "--out", "")
-    assert result.exit_code in (1, 2)
-    assert not (tmp_path / "manifest.json").exists()
+    assert result.exit_code == 2
+    assert "--out" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_that_stops_early_sees_no_traceback(cli: Cli, tmp_path: Path) -> None:

@@ -264,7 +264,18 @@ class TestDoctor:
         printed = json.loads(result.stdout)
         assert result.exit_code == 0
         assert not printed["driver"]["available"]
-        assert "probe failed" in printed["driver"]["reason"]
+        assert "probe ended with status 1: " in printed["driver"]["reason"]
+        assert "no_such_module" in printed["driver"]["reason"]
+
+    @pytest.mark.parametrize("printed", ["nothing", "noise"])
+    def test_a_probe_that_answers_nothing(
+        self, invoke: Invoke, built: Path, monkeypatch: pytest.MonkeyPatch, printed: str
+    ) -> None:
+        module = {"nothing": "keyword", "noise": "this"}[printed]
+        monkeypatch.setattr("sonata_aot.aot.doctor._PROBE", module)
+        driver = json.loads(invoke("doctor", built, "--json").stdout)["driver"]
+        assert not driver["available"]
+        assert driver["reason"].startswith("the loader's probe failed: ")
 
 
 class TestDoctorWithDevices:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(sys.executable).with_name("sonata-aot")
 NOBODY = 65534
+HOMELESS = 54321  # in no user database
+# Seconds of wall time within which a quick command ends even on a busy machine.
+PATIENCE = 10.0
 
 
 def best_seconds(command: list[str | Path], bar: float, tries: int) -> tuple[float, float]:
     """Least processor time and least wall time of several runs; stops once both are under `bar`.
 
-    Other tests share these cores, so wall time says more about them than about the command: on an
-    idle machine the two are the same.
+    Other tests share these cores, so wall time says more about them than about the command. It is
+    there for a command that waits for something, and so need not be close.
     """
     processor, wall = float("inf"), float("inf")
     for _ in range(tries):
@@ -46,7 +49,7 @@ def best_seconds(command: list[str | Path], bar: float, tries: int) -> tuple[flo
 def test_help_is_quick(arguments: list[str]) -> None:
     processor, wall = best_seconds([SCRIPT, *arguments], bar=0.15, tries=8)
     assert processor < 0.15
-    assert wall < 0.45
+    assert wall < PATIENCE
 
 
 def test_a_cached_build_is_quick(
@@ -56,7 +59,7 @@ def test_a_cached_build_is_quick(
     command: list[str | Path] = [SCRIPT, "build", "--arch=sm86", "--out", tmp_path / "out"]
     processor, wall = best_seconds(command, bar=0.5, tries=6)
     assert processor < 0.5
-    assert wall < 1.0
+    assert wall < PATIENCE
 
 
 def imported(code: str, *arguments: str) -> set[str]:
@@ -164,28 +167,36 @@ class TestWithoutTheBuildExtra:
 
 
 # The interpreter may lie where only root can read it: so everything is imported first.
-_AS_NOBODY = f"""
-import importlib.metadata, os
+_AS_USER = """
+import importlib.metadata, os, sys
 from sonata_aot.aot import build, cli, doctor, plan, progress, report
 import sonata_aot.kernels.gemv.spec
 plan.builtin()
 importlib.metadata.version("click")
+user = int(sys.argv.pop(1))
 os.setgroups([])
-os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
-os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
+os.setresgid(user, user, user)
+os.setresuid(user, user, user)
 cli.main(prog_name="sonata-aot")
 """
 
 
-def as_nobody(*arguments: str | Path, **environ: str | Path) -> subprocess.CompletedProcess[str]:
+def as_user(
+    user: int, *arguments: str | Path, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _AS_NOBODY, *arguments],
+        [sys.executable, "-c", _AS_USER, str(user), *arguments],
         cwd="/",
-        env={**os.environ, "HOME": "/nonexistent", **{n: str(v) for n, v in environ.items()}},
+        env=environ,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def as_nobody(*arguments: str | Path, **environ: str | Path) -> subprocess.CompletedProcess[str]:
+    changes = {"HOME": "/nonexistent", **{name: str(value) for name, value in environ.items()}}
+    return as_user(NOBODY, *arguments, environ={**os.environ, **changes})
 
 
 class TestAsAnotherUser:
@@ -237,6 +248,38 @@ class TestAsAnotherUser:
         assert len(result.stderr.splitlines()) == 1
         assert str(public / "cache") in result.stderr
         assert "SONATA_AOT_CACHE_DIR" in result.stderr
+
+    @pytest.mark.parametrize("command", [["build", "--arch=sm86"], ["list"], ["verify"]])
+    def test_a_user_without_a_home(self, public: Path, built: Path, command: list[str]) -> None:
+        """As in a container that runs under a number: no HOME, and in no user database."""
+        shared = Path(shutil.copytree(built, public / "artifacts"))
+        for path in (shared, *shared.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        without = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("HOME", "SONATA_AOT_CACHE_DIR", "XDG_CACHE_HOME", "USERPROFILE")
+        }
+        result = as_user(HOMELESS, *command, environ=without)
+        assert (result.returncode, result.stdout) == (1, "")
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("sonata-aot: this user has no home directory")
+        assert "SONATA_AOT_CACHE_DIR" in line
+        if command != ["build", "--arch=sm86"]:
+            named = as_user(HOMELESS, *command, environ={**without, "SONATA_AOT_DIR": str(shared)})
+            assert (named.returncode, named.stderr) == (0, "")
+
+    def test_a_user_without_a_home_builds_where_he_is_told(
+        self, public: Path, warm_cache: Path
+    ) -> None:
+        mine = Path(shutil.copytree(warm_cache, public / "mine"))
+        for path in (mine, *mine.rglob("*")):
+            os.chown(path, HOMELESS, -1)
+        environ = {name: value for name, value in os.environ.items() if name != "HOME"}
+        environ["SONATA_AOT_CACHE_DIR"] = str(mine)
+        result = as_user(HOMELESS, "build", "--arch=sm86", environ=environ)
+        assert result.returncode == 0, result.stderr
+        assert (mine / "artifacts" / "manifest.json").exists()
 
     def test_a_directory_of_roots_can_be_read(self, public: Path, built: Path) -> None:
         shared = Path(shutil.copytree(built, public / "artifacts"))

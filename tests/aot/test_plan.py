@@ -53,6 +53,19 @@ def files(package: Package) -> Package:
     return package
 
 
+def test_a_variant_is_built_for_no_architecture_below_its_least() -> None:
+    declaration = dataclasses.replace(DECLARATION, min_sm="80 + 10 * (m - 1)")
+    spec = KernelSpec(declaration, product(m=[1, 2, 5], rows=[4]), "toy.device:toy")
+    archs = [Arch.parse(name) for name in ("sm80", "sm89", "sm90", "sm90a", "sm120")]
+    planned = [(job.arch.name, job.variant["m"]) for job in jobs([spec], archs)]
+    assert planned == [
+        *(("sm80", 1), ("sm89", 1)),
+        *(("sm90", 1), ("sm90", 2), ("sm90a", 1), ("sm90a", 2)),
+        *(("sm120", 1), ("sm120", 2), ("sm120", 5)),
+    ]
+    assert jobs([dataclasses.replace(spec, variants=spec.variants[2:])], archs[:2]) == []
+
+
 class TestKey:
     def test_is_stable(self, forget: Callable[[], None]) -> None:
         before = job().key

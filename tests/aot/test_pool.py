@@ -101,9 +101,9 @@ def test_every_task_once(run: Run, told: Callable[[], list[dict[str, Any]]], wor
 
 def test_workers_work_at_once(run: Run) -> None:
     started = time.monotonic()
-    outcomes = run(*["hang"] * 4, workers=4, timeout=1)
+    outcomes = run(*["hang"] * 4, workers=4, timeout=2)
     assert len(outcomes) == 4
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 7.5  # one after the other they take 8 on any machine
 
 
 def test_each_worker_starts_in_an_empty_folder_of_its_own(
@@ -149,9 +149,9 @@ def test_workers_that_all_die(run: Run) -> None:
 def test_a_hanging_worker_is_ended_and_replaced(
     run: Run, told: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    hung, last = run("hang", "good", timeout=1.5)
+    hung, last = run("hang", "good", timeout=2.5)
     assert isinstance(hung, CompileFailed)
-    assert "longer than 1.5 s" in hung.error
+    assert "longer than 2.5 s" in hung.error
     assert isinstance(last, Compiled)
     assert not any(alive(line["pid"]) for line in told())
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from artifact_sets import Made, for_archs
 
-from sonata_aot.artifacts import Choice, choose, select
-from sonata_aot.artifacts.choose import Rejected
+from sonata_aot.artifacts import Arch, Choice, choose
+from sonata_aot.artifacts.choose import Rejected, build_command
 from sonata_aot.artifacts.errors import UsageError, VariantMissing
 
 NEW = (13, 0)
@@ -48,7 +48,7 @@ def test_ptx_is_used_only_where_it_is_allowed(made: Made) -> None:
     assert "compute capability 9.0" in caught.value.what
     assert "sm86 cubin: does not run on 9.0" in caught.value.what
     assert "sm86 ptx: PTX is not allowed" in caught.value.what
-    assert "sonata-aot build --arch sm90" in caught.value.remedy
+    assert "sonata-aot build --arch sm86 --arch sm90" in caught.value.remedy
     assert "allow_ptx=True" in caught.value.remedy
     choice = choose(manifest, (9, 0), driver_cuda=NEW, allow_ptx=True)
     assert (choice.arch, choice.form) == ("sm86", "ptx")
@@ -141,28 +141,26 @@ def test_an_empty_set_says_so(made: Made) -> None:
         choose(made.only().manifest, (8, 6), driver_cuda=NEW)
 
 
-def test_a_selector_finds_its_one_binary(both: Made) -> None:
-    found = select(both.manifest, "odd", "sm90", {"dtype": "f32", "slots": 48})
-    assert found is both.manifest.binaries[3]
-
-
 @pytest.mark.parametrize(
-    ("kernel", "arch", "selectors", "problem"),
+    ("present", "device", "command"),
     [
-        ("odd", "sm86", {"slots": 17}, "no variant with slots=17 for sm86"),
-        ("odd", "sm86", {"slots": "16"}, "no variant"),
-        ("odd", "sm86", {"colour": 1}, "no variant with colour=1"),
-        ("odd", "sm86", {"dtype": "f32"}, "2 variants with dtype=f32"),
-        ("odd", "sm80", {"slots": 16}, "variants here: none"),
-        ("even", "sm86", {"slots": 16}, "kernel 'even': no variant"),
+        ([], (8, 6), "sonata-aot build --arch sm86`"),
+        (["sm90"], (8, 6), "sonata-aot build --arch sm86 --arch sm90`"),
+        (["sm100", "sm86", "sm90a"], (9, 0), "--arch sm86 --arch sm90 --arch sm90a --arch sm100`"),
+        (["sm86"], (8, 6), "sonata-aot build --arch sm86`"),
     ],
 )
-def test_a_missing_variant_names_what_was_asked_and_what_is_there(
-    both: Made, kernel: str, arch: str, selectors: dict[str, str | int], problem: str
+def test_a_remedy_builds_for_the_device_and_loses_nothing(
+    present: list[str], device: tuple[int, int], command: str
 ) -> None:
+    assert command in build_command([Arch.parse(name) for name in present], device)
+
+
+@pytest.mark.parametrize("device", [(7, 5), (6, 0), (11, 9)])
+def test_no_build_helps_a_device_that_cannot_be_built_for(
+    made: Made, device: tuple[int, int]
+) -> None:
+    assert "sonata-aot build" not in build_command([Arch(8, 6)], device)
     with pytest.raises(VariantMissing) as caught:
-        select(both.manifest, kernel, arch, selectors)
-    assert problem in caught.value.what
-    if (kernel, arch) == ("odd", "sm86"):
-        assert "dtype=f32,slots=16; dtype=f32,slots=48" in caught.value.what
-    assert f"sonata-aot build --arch {arch} --kernel {kernel}" in caught.value.remedy
+        choose(made.manifest, device, driver_cuda=NEW)
+    assert "--arch" not in caught.value.remedy

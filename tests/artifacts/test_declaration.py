@@ -240,3 +240,24 @@ def test_field_types_are_enforced_when_read(way: tuple[str | int, ...], value: A
 
 def test_the_default_budget_allows_no_spill() -> None:
     assert Budget() == Budget(registers=255, spills=0, stack_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("80", 80), ("80 + warps", 84), ("max(80, 30 * warps)", 120)]
+)
+def test_the_least_architecture_of_a_variant(text: str, value: int) -> None:
+    assert changed(min_sm=text).least_sm(VARIANT) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", False), ("1", True), ("warps - 4", False), ("warps", True)]
+)
+def test_which_variants_are_programmatic(text: str, expected: bool) -> None:
+    assert changed(programmatic=text).is_programmatic(VARIANT) is expected
+
+
+@pytest.mark.parametrize("field", ["min_sm", "programmatic"])
+@pytest.mark.parametrize("text", ["n", "nothing", "stride + 1", "80 +", "warps / 2", ""])
+def test_properties_of_a_variant_use_its_choices_alone(field: str, text: str) -> None:
+    with pytest.raises(ManifestError, match="launch expression"):
+        changed(**{field: text})

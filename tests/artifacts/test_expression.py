@@ -53,10 +53,23 @@ def test_what_is_not_in_the_grammar_is_refused(text: str) -> None:
         Expression(text)
 
 
-@pytest.mark.parametrize("text", ["３ * n", "n * ٢", "n\u00a0+ 1", "ñ"])
+# What str.strip() takes for space and the grammar does not, and what is no space to anybody.
+ODD_SPACES = ["\u00a0", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\u2003", "\u2028", "\u3000"]
+CONTROLS = ["\0", "\x01", "\x08", "\x1b[2J", "\x7f", "\u200b", "\ufeff"]
+
+
+@pytest.mark.parametrize("text", ["３ * n", "n * ٢", "ñ"])
 def test_only_ascii_is_in_the_grammar(text: str) -> None:
     with pytest.raises(ManifestError):
         Expression(text)
+
+
+@pytest.mark.parametrize("odd", ODD_SPACES + CONTROLS, ids=ascii)
+@pytest.mark.parametrize("form", ["{}", "n{}", "{}n", "n {}+ 1", "n{}+ 1", "n +{}1", "min(n,{}1)"])
+def test_odd_spaces_and_control_characters_are_refused(form: str, odd: str) -> None:
+    with pytest.raises(ManifestError, match="launch expression") as caught:
+        Expression(form.format(odd))
+    assert str(caught.value).isprintable()
 
 
 def test_a_functions_name_alone_is_a_name_like_any_other() -> None:

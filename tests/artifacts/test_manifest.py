@@ -280,6 +280,31 @@ def test_a_digest_cannot_lead_out_of_the_directory(made: Made, kind: str, value:
         Manifest.from_bytes(seal(content))
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "\x1b[31mdtype",
+        "dtype\n",
+        "dty\0pe",
+        "\x07",
+        "dtype\u202e",
+        "\u00a0dtype",
+        "D",
+        "",
+        "x" * 10**5,
+    ],
+    ids=lambda key: ascii(key)[:20],
+)
+def test_the_name_of_a_choice_is_a_name(made: Made, key: str) -> None:
+    content = made.content()
+    binary = content["binaries"][0]
+    binary["variant"] = {key: "f32", "slots": 16}
+    with pytest.raises(ManifestError, match=r"binaries\[0\]\.variant key: expected") as caught:
+        Manifest.from_bytes(seal(content))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("size", [MAX_MANIFEST_BYTES + 1, 2**42])
 def test_an_oversize_manifest_is_refused_without_reading_it(directory: Path, size: int) -> None:
     with open(directory / "manifest.json", "r+b") as file:

@@ -22,6 +22,8 @@ from sonata_aot.artifacts.errors import (
 )
 from sonata_aot.artifacts.store import make_private
 
+STAGING = ".sonata-aot-staging"
+
 
 def put_in(directory: Path, made: Made) -> int:
     return publish(directory, made.manifest, made.objects)
@@ -67,8 +69,8 @@ def test_another_set_replaces_the_old_one(change: tuple[Made, Made], tmp_path: P
 def test_what_a_killed_publisher_left_goes_with_the_next(made: Made, directory: Path) -> None:
     (directory / "objects" / f"{'0' * 64}.cubin").write_bytes(b"x")
     (directory / "objects" / f"{'0' * 64}.ptx").mkdir()
-    (directory / ".staging").mkdir()
-    (directory / ".staging" / "manifest.json").write_text("half a mani")
+    (directory / STAGING).mkdir()
+    (directory / STAGING / "manifest.json").write_text("half a mani")
     put_in(directory, made)
     assert_holds(directory, made)
 
@@ -327,7 +329,7 @@ def test_a_full_disk_is_a_store_error_and_the_old_set_stays(
         assert "No space left" in caught.value.what
         assert "free some space" in caught.value.remedy
         assert read_all(target) == old.objects
-        assert not (target / ".staging").exists()
+        assert not (target / STAGING).exists()
     put_in(target, new)
     assert_holds(target, new)
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from artifact_sets import Made, assert_holds, tree
 
-from sonata_aot.artifacts import open_artifacts, publish
+from sonata_aot.artifacts import open_artifacts, publish, verify
+from sonata_aot.artifacts.verify import Passed
 
 PUBLISHER = """
 import sys
@@ -86,6 +87,22 @@ def test_a_reader_always_finds_a_manifest_while_another_publishes(
             assert artifacts.read(shared) == sets[0].cubin(0)
         ended_well(process)
     assert seen <= {made.manifest.digest for made in sets}
+
+
+def test_verify_finds_nothing_wrong_while_another_publishes(both: Made, tmp_path: Path) -> None:
+    sets = [both.of("sm86"), both.of("sm90")]  # without a file in common
+    target = tmp_path / "target"
+    publish(target, sets[0].manifest, sets[0].objects)
+    sources = [made.write(tmp_path / made.manifest.digest) for made in sets]
+    count, wrong = 0, []
+    with publisher(target, *sources) as process:
+        go(process)
+        while process.poll() is None:
+            wrong += [outcome for outcome in verify(target) if not isinstance(outcome, Passed)]
+            count += 1
+        ended_well(process)
+    assert wrong == []
+    assert count > 1
 
 
 def _read_only(directory: Path) -> None:

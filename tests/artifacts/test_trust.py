@@ -12,7 +12,7 @@ import pytest
 from artifact_sets import Made
 
 from sonata_aot.artifacts import open_artifacts, publish
-from sonata_aot.artifacts.errors import SonataError, UntrustedPath
+from sonata_aot.artifacts.errors import ArtifactError, SonataError, UntrustedPath
 from sonata_aot.artifacts.trust import require_trusted
 
 STRANGER = 12345
@@ -258,3 +258,42 @@ def test_nothing_is_created_in_a_directory_that_is_then_refused(
         publish(open_place / "deep" / "artifacts", made.manifest, made.objects)
     found: list[Any] = list(open_place.iterdir())
     assert found == []
+
+
+def _objects_linked(objects: Path) -> None:
+    objects.rename(objects.parent.parent / "elsewhere")
+    objects.symlink_to(objects.parent.parent / "elsewhere")
+
+
+def _objects_open(objects: Path) -> None:
+    objects.chmod(0o777)
+
+
+def _objects_open_and_sticky(objects: Path) -> None:
+    objects.chmod(0o1777)
+
+
+def _objects_of_a_stranger(objects: Path) -> None:
+    os.chown(objects, STRANGER, -1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_objects_linked, "is not a directory of its own"),
+        (_objects_open, "is writable by everybody"),
+        (_objects_open_and_sticky, "is writable by everybody"),
+        pytest.param(_objects_of_a_stranger, f"belongs to user {STRANGER}", marks=needs_root),
+    ],
+)
+def test_the_folder_of_objects_is_examined_too(
+    made: Made, tmp_path: Path, spoil: Callable[[Path], None], words: str
+) -> None:
+    directory = tmp_path / "set"
+    publish(directory, made.manifest, made.objects)
+    assert open_artifacts(directory).manifest == made.manifest
+    spoil(directory / "objects")
+    with pytest.raises(ArtifactError, match=words) as caught:
+        open_artifacts(directory)
+    assert str(directory / "objects") in caught.value.what
+    assert caught.value.remedy

@@ -201,6 +201,20 @@ def _ptx(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return change
 
 
+def _entry_in_a_comment(data: bytes) -> bytes:
+    line = f".visible .entry {ENTRY}(".encode()
+    assert line in data
+    return data.replace(line, b"// " + line + b"\n.visible .entry other(")
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_ptx_cut_anywhere_is_told(made: Made, cut: int) -> None:
+    data = made.ptx(0)
+    problems = check_ptx(made.manifest.binaries[0], data[: len(data) * cut // 20])
+    assert problems
+    assert "PTX is cut short or damaged" in problems or "not PTX" in problems[0]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -209,6 +223,13 @@ def _ptx(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
         (_ptx(b".version 8.8", b".version 8.5"), "PTX ISA 8.5, not 8.8"),
         (_ptx(ENTRY.encode(), b"even"), f"PTX lacks the entry '{ENTRY}'"),
         (_ptx(f".entry {ENTRY}(".encode(), f".func {ENTRY}(".encode()), "PTX lacks the entry"),
+        (_entry_in_a_comment, "PTX lacks the entry"),
+        (lambda data: data[: len(data) // 2], "cut short or damaged"),
+        (lambda data: data[: data.rindex(b"}")], "cut short or damaged"),
+        (lambda data: data + b"}\n", "cut short or damaged"),
+        (lambda data: data + b"// an end\n", "cut short or damaged"),
+        (lambda data: data.replace(b"ret;", b"ret\0", 1), "cut short or damaged"),
+        (lambda data: data + b"\0", "cut short or damaged"),
         (_ptx(b".version ", b"// version "), "not PTX"),
         (_ptx(b".target ", b"// target "), "not PTX"),
         (lambda data: b"\x7fELF" + data[:100].replace(b".", b"!"), "not PTX"),
@@ -275,7 +296,9 @@ def test_the_systems_shared_memory_counts_where_the_code_declares_none(both: Mad
 
 def test_code_that_uses_dynamic_shared_memory_must_be_given_some(made: Made) -> None:
     binary = made.manifest.binaries[0]
-    data = made.ptx(0) + b"\n.extern .shared .align 16 .b8 buffer[];\n"
+    declared = b"\n.extern .shared .align 16 .b8 buffer[];\n"
+    data = made.ptx(0).replace(b"\n.address_size 64\n", b"\n.address_size 64\n" + declared, 1)
+    assert declared in data
     assert check_ptx(binary, data) == []
     (problem,) = check_ptx(dataclasses.replace(binary, shared_bytes=0), data)
     assert "dynamic shared memory" in problem

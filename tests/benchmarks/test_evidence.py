@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ evidence.main()
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("evidence")
-    return {**os.environ, "SONATA_AOT_CACHE_DIR": str(folder), "PYTHONPATH": str(folder)}
+def environment(
+    tmp_path_factory: pytest.TempPathFactory, clean_environ: Callable[..., dict[str, str]]
+) -> dict[str, str]:
+    folder = str(tmp_path_factory.mktemp("evidence"))
+    return clean_environ(SONATA_AOT_CACHE_DIR=folder, PYTHONPATH=folder)
 
 
 def run(*arguments: str | Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

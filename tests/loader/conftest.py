@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import itertools
 import json
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recording_libcuda import Outcome, Recorder
+from sonata_aot.artifacts import Binary, Declaration, Payload, open_artifacts, publish
+from sonata_aot.artifacts.manifest import binary_order
 
 PRELUDE = """
 import json, os, sys
@@ -31,16 +37,20 @@ def failure(call, *args, **kwargs):
 class OnDevice(torch.Tensor):
     # A tensor that says it is on a GPU: this torch has no CUDA, and the driver is a stand-in.
     @staticmethod
-    def __new__(cls, tensor, device="cuda:0", address=None):
+    def __new__(cls, tensor, device="cuda:0", address=None, negated=False):
         self = torch.Tensor._make_wrapper_subclass(
             cls, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype,
             device=torch.device(device), requires_grad=tensor.requires_grad)
         self.address = tensor.data_ptr() if address is None else address
         self.memory = tensor
+        self.negated = negated
         return self
 
     def data_ptr(self):
         return self.address
+
+    def is_neg(self):
+        return self.negated
 
     def new_empty(self, shape):
         return OnDevice(torch.empty(shape, dtype=self.dtype), self.device)
@@ -52,10 +62,73 @@ class OnDevice(torch.Tensor):
 STREAM = 0x7F00_1234_5678
 runtime.current_stream = lambda device: STREAM + device
 
-def tensor(*shape, address=0x1000, dtype=torch.bfloat16, device="cuda:0", stride=None):
+def tensor(*shape, address=0x1000, dtype=torch.bfloat16, device="cuda:0", stride=None,
+           negated=False):
     stride = stride or (shape[-1], 1)[-len(shape):]
-    return OnDevice(torch.empty_strided(shape, stride, dtype=dtype), device, address)
+    return OnDevice(torch.empty_strided(shape, stride, dtype=dtype), device, address, negated)
 """
+
+
+def publish_set(
+    source: Path, target: Path, *declarations: Declaration, padding: bytes = b""
+) -> Path:
+    """Publishes a set in which gemv's binaries stand once for each of these declarations.
+
+    Their names have four letters, as `gemv` has, so that the machine code can be renamed. With
+    `padding`, appended to each file, the set has other bytes than the source.
+    """
+    original = open_artifacts(source)
+    binaries: list[Binary] = []
+    objects: dict[str, bytes] = {}
+
+    def renamed(payload: Payload, name: str) -> Payload:
+        data = original.read(payload).replace(b"gemv_dtype", f"{name}_dtype".encode()) + padding
+        sha256 = hashlib.sha256(data).hexdigest()
+        payload = dataclasses.replace(payload, sha256=sha256, size=len(data))
+        objects[payload.file_name] = data
+        return payload
+
+    declarations = tuple(sorted(declarations, key=lambda declaration: declaration.name))
+    names = tuple(declaration.name for declaration in declarations)
+    for name in names:
+        binaries += [
+            dataclasses.replace(
+                binary,
+                kernel=name,
+                entry=binary.entry.replace("gemv", name, 1),
+                cubin=renamed(binary.cubin, name),
+                ptx=renamed(binary.ptx, name),
+            )
+            for binary in original.manifest.binaries
+        ]
+    manifest = dataclasses.replace(
+        original.manifest,
+        kernels=declarations,
+        selection=dataclasses.replace(original.manifest.selection, kernels=names),
+        binaries=tuple(sorted(binaries, key=binary_order)),
+    )
+    publish(target, manifest, objects)
+    return target
+
+
+@pytest.fixture(scope="session")
+def gemv(artifacts: Path) -> Declaration:
+    """The declaration of gemv as it was built."""
+    declaration = open_artifacts(artifacts).manifest.declaration("gemv")
+    assert declaration is not None
+    return declaration
+
+
+@pytest.fixture
+def make_set(artifacts: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`make_set(*declarations, padding=b"")` publishes a set and returns where."""
+    numbers = itertools.count()
+
+    def make(*declarations: Declaration, padding: bytes = b"") -> Path:
+        target = tmp_path / f"set{next(numbers)}"
+        return publish_set(artifacts, target, *declarations, padding=padding)
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +142,9 @@ def manifest(artifacts: Path) -> dict[str, Any]:
     return json.loads((artifacts / "manifest.json").read_text())
 
 
+Cases = Mapping[str, Sequence[str]]
+
+
 class LoaderRecorder(Recorder):
     """Runs scripts that use the loader; `ARTIFACTS` is the set's directory."""
 
@@ -76,10 +152,24 @@ class LoaderRecorder(Recorder):
         prelude = f"{PRELUDE}\nARTIFACTS = {str(artifacts)!r}\n"
         options["env"] = {
             "SONATA_AOT_CACHE_DIR": str(self.folder / "no cache"),
-            "SONATA_AOT_DIR": "",
             **options.get("env", {}),
         }
         return self.run(prelude + textwrap.dedent(script), **options)
+
+    def refused(self, artifacts: Path, cases: Cases, prelude: str = "", **options: Any) -> Outcome:
+        """Checks, in one process (each imports torch), that every call of `cases` is refused.
+
+        `cases` maps an expression to the name of the error's class and words of its message.
+        """
+        lines = [f"say(failure(lambda: {expression}))" for expression in cases]
+        outcome = self.loader(artifacts, "\n".join([prelude, *lines]), **options)
+        answers = map(json.loads, outcome.stdout.splitlines())
+        for (expression, (kind, *words)), error in zip(cases.items(), answers, strict=True):
+            assert error is not None, f"accepted: {expression}"
+            assert (error["type"], error["sonata"]) == (kind, True), (expression, error)
+            for text in (*words, "; "):  # what happened; what to do
+                assert text in error["message"], (expression, error["message"])
+        return outcome
 
 
 @pytest.fixture

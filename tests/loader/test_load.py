@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 LOAD = "k = loader.load(ARTIFACTS, devices=[0]{}); say(k.info())"
 
 
@@ -59,56 +57,118 @@ def test_preload_compiles_ptx_at_once(recorder, artifacts, manifest):
     assert loaded(outcome) == digests(manifest, "sm86", "ptx")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "capability", "error", "words"),
-    [
-        (", arch='sm86'", "9.0", "VariantMissing", ["sm86", "allow_ptx=True", "does not run"]),
-        ("", "8.0", "VariantMissing", ["sm86 cubin", "sm90 cubin", "8.0", "--arch sm80"]),
-        (", arch='sm77'", "9.0", "UsageError", ["sm77", "sm86"]),
-        (", preload=['nothing']", "9.0", "ArgumentError", ["nothing", "gemv"]),
-        (", preload='gemv'", "9.0", "ArgumentError", ["['gemv']"]),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused(recorder, artifacts, arguments, capability, error, words):
-    outcome = recorder.loader(
-        artifacts,
-        f"say(failure(lambda: loader.load(ARTIFACTS, devices=[0]{arguments})))",
-        env={"SONATA_TEST_CUDA_CC": capability},
-    )
-    assert (outcome.value["type"], outcome.value["sonata"]) == (error, True)
-    assert all(word in outcome.value["message"] for word in words), outcome.value["message"]
+def on_device_0(arguments: str) -> str:
+    return f"loader.load(ARTIFACTS, devices=[0], {arguments})"
+
+
+REFUSED = {
+    "arch='sm86'": ("VariantMissing", "sm86", "allow_ptx=True", "does not run"),
+    "arch='sm77'": ("UsageError", "sm77", "sm86"),
+    "arch=''": ("UsageError", "''", "sm86"),
+    "arch=86": ("ArgumentError", "arch is 86", "'sm86'"),
+    "arch=b'sm86'": ("ArgumentError", "arch is b'sm86'"),
+    "preload=['nothing']": ("ArgumentError", "nothing", "gemv"),
+    "preload='gemv'": ("ArgumentError", "['gemv']"),
+    "preload=5": ("ArgumentError", "preload is 5", "list"),
+    "preload=None": ("ArgumentError", "preload is None"),
+    "preload=[['x']]": ("ArgumentError", "[['x']]", "list"),
+    "preload=[b'gemv']": ("ArgumentError", "b'gemv'"),
+}
+
+
+def test_what_cannot_be_loaded_is_refused(recorder, artifacts):
+    cases = {on_device_0(arguments): expected for arguments, expected in REFUSED.items()}
+    outcome = recorder.refused(artifacts, cases, env={"SONATA_TEST_CUDA_CC": "9.0"})
     assert not outcome.named("cuLibraryLoadData")
 
 
-@pytest.mark.parametrize(
-    ("devices", "error", "words"),
-    [
-        ("[7]", "DriverUnavailable", ["no device 7", "2"]),
-        ("['cpu']", "ArgumentError", ["'cpu'", "CUDA"]),
-        ("[-1]", "ArgumentError", ["-1"]),
-        ("[True]", "ArgumentError", ["True"]),
-        ("[]", "ArgumentError", ["empty"]),
-        ("None", "DriverUnavailable", ["no CUDA device", "CUDA build"]),
-    ],
-)
-def test_devices_that_are_none(recorder, artifacts, devices, error, words):
+def test_a_device_that_nothing_runs_on(recorder, artifacts):
+    words = ("sm86 cubin", "sm90 cubin", "8.0", "--arch sm80 --arch sm86 --arch sm90")
+    cases = {on_device_0(""): ("VariantMissing", *words)}
+    outcome = recorder.refused(artifacts, cases, env={"SONATA_TEST_CUDA_CC": "8.0"})
+    assert not outcome.named("cuLibraryLoadData")
+
+
+NO_DEVICES = {
+    "[7]": ("DriverUnavailable", "no device 7", "2"),
+    "['cpu']": ("ArgumentError", "'cpu'", "CUDA"),
+    "[-1]": ("ArgumentError", "-1"),
+    "[True]": ("ArgumentError", "True"),
+    "[]": ("ArgumentError", "empty"),
+    "3.5": ("ArgumentError", "3.5"),
+    "[None]": ("ArgumentError", "None"),
+    "['nonsense']": ("ArgumentError", "'nonsense'"),
+    "None": ("DriverUnavailable", "no CUDA device", "CUDA build"),
+    "'cuda'": ("DriverUnavailable", "torch cannot use CUDA here", "CUDA build"),
+    "[0, 'cuda']": ("DriverUnavailable", "torch cannot use CUDA here"),
+    "torch.device('cuda')": ("DriverUnavailable", "torch cannot use CUDA here"),
+}
+
+
+def test_devices_that_are_none(recorder, artifacts):
+    cases = {f"loader.load(ARTIFACTS, devices={text})": why for text, why in NO_DEVICES.items()}
+    recorder.refused(artifacts, cases, env={"SONATA_TEST_CUDA_DEVICES": "2"})
+
+
+PATHS = """
+import pathlib
+class Named(os.PathLike):
+    def __init__(self, path):
+        self.path = path
+    def __fspath__(self):
+        return self.path
+"""
+NO_PATHS = {
+    "123": ("ArgumentError", "path is 123"),
+    "0.5": ("ArgumentError", "path is 0.5"),
+    "[]": ("ArgumentError", "path is []"),
+    "b'x'": ("ArgumentError", "path is b'x'"),
+    "Named(b'x')": ("ArgumentError", "path is <"),
+    "''": ("ArgumentError", "path is ''"),
+    "Named('')": ("ArgumentError", "path is <"),
+    "'x' + chr(0)": ("ArgumentError", "NUL"),
+}
+
+
+def test_paths_that_are_none(recorder, artifacts):
+    cases = {f"loader.load({path}, devices=[0])": why for path, why in NO_PATHS.items()}
+    recorder.refused(artifacts, cases, PATHS)
+
+
+def test_paths_of_any_kind(recorder, artifacts):
     outcome = recorder.loader(
         artifacts,
-        f"say(failure(lambda: loader.load(ARTIFACTS, devices={devices})))",
-        env={"SONATA_TEST_CUDA_DEVICES": "2"},
+        PATHS + "paths = (ARTIFACTS + '/', pathlib.Path(ARTIFACTS), Named(ARTIFACTS))\n"
+        "say([loader.load(path, devices=[0]).info()['directory'] for path in paths])",
     )
-    assert outcome.value["type"] == error
-    assert all(word in outcome.value["message"] for word in words), outcome.value["message"]
+    assert outcome.value == [str(artifacts)] * 3
 
 
-@pytest.mark.parametrize("devices", ["[1]", "1", "'cuda:1'", "torch.device('cuda', 1)"])
-def test_only_the_devices_named_get_a_context(recorder, artifacts, devices):
+def test_only_the_devices_named_get_a_context(recorder, artifacts):
     outcome = recorder.loader(
         artifacts,
-        f"loader.load(ARTIFACTS, devices={devices}); say(0)",
+        """
+        for devices in ([1], 1, "cuda:1", torch.device("cuda", 1)):
+            say(list(loader.load(ARTIFACTS, devices=devices).info()["devices"]))
+        """,
         env={"SONATA_TEST_CUDA_DEVICES": "3"},
     )
+    assert outcome.stdout == "[1]\n" * 4
     assert [call["device"] for call in outcome.named("cuDevicePrimaryCtxRetain")] == [1]
+
+
+def test_a_device_that_is_named_twice_is_loaded_once(recorder, artifacts, manifest):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        devices = [1, "cuda:1", torch.device("cuda", 1), 0]
+        loaded = loader.load(ARTIFACTS, devices=devices).info()["devices"]
+        say([runtime.device_indices(devices), list(loaded)])
+        """,
+        env={"SONATA_TEST_CUDA_DEVICES": "2"},
+    )
+    assert outcome.value == [[1, 0], [1, 0]]
+    assert len(outcome.named("cuLibraryLoadData")) == 2 * len(digests(manifest, "sm90", "cubin"))
 
 
 def test_loading_twice_gives_the_driver_the_bytes_once(recorder, artifacts, manifest):
@@ -201,6 +261,47 @@ def test_without_a_driver_load_says_so(recorder, artifacts):
     )
     assert outcome.value["type"] == "DriverUnavailable"
     assert "libcuda.so.1" in outcome.value["message"]
+
+
+def test_the_applications_level_is_left_alone(recorder, artifacts):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        import logging
+        logger = logging.getLogger("sonata_aot")
+        for level in ("NOTSET", "DEBUG", "ERROR"):
+            logger.setLevel(level)
+            loader.load(ARTIFACTS, devices=[0])
+            say([logging.getLevelName(logger.level), logger.handlers, logger.propagate])
+        """,
+    )
+    assert outcome.stdout.splitlines() == [
+        f'["{level}", [], true]' for level in ("NOTSET", "DEBUG", "ERROR")
+    ]
+    assert outcome.stderr == ""  # nobody asked for messages
+
+
+def test_an_application_that_wants_them_gets_the_messages_once(recorder, artifacts):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        import logging
+        logging.basicConfig(level="INFO", format="app: %(message)s")
+        loader.load(ARTIFACTS, devices=[0])
+        """,
+    )
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("app: device 0 (Recording GPU 0): sm90 cubin")
+
+
+def test_a_level_that_is_none_is_refused(recorder, artifacts):
+    outcome = recorder.loader(
+        artifacts,
+        "say(failure(lambda: loader.load(ARTIFACTS, devices=[0])))",
+        env={"SONATA_AOT_LOG_LEVEL": "loud"},
+    )
+    assert outcome.value["type"] == "ArgumentError"
+    assert "SONATA_AOT_LOG_LEVEL='loud'" in outcome.value["message"]
 
 
 def test_without_torch_load_says_so_in_one_line(recorder, artifacts):

@@ -110,7 +110,9 @@ class Recorder:
         log = self.folder / "calls.jsonl"
         log.unlink(missing_ok=True)
         folders = [self.library.parent] if library_path is None else library_path
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SONATA_TEST_")}
+        # No setting of the developer's: neither the stand-in's nor the product's.
+        steering = ("SONATA_TEST_", "SONATA_AOT_")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(steering)}
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, folders))
         environment["SONATA_TEST_CUDA_LOG"] = str(log)
         environment.update(env or {})
