@@ -82,7 +82,11 @@ def main() -> None:
     "Without it, TORCH_CUDA_ARCH_LIST.",
 )
 @click.option(
-    "--kernel", "kernels", multiple=True, metavar="NAME", help="Build only this kernel; repeatable."
+    "--kernel",
+    "kernels",
+    multiple=True,
+    metavar="NAME",
+    help="Build this kernel instead of the default ones; repeatable.",
 )
 @click.option(
     "--out",

@@ -71,13 +71,13 @@ def choose_archs(requested: Iterable[str]) -> tuple[Arch, ...]:
 
 
 def choose_kernels(requested: Iterable[str]) -> tuple[KernelSpec, ...]:
-    """The kernels asked for, or all of them, sorted by name.
+    """The kernels asked for, or those built by default, sorted by name.
 
     Raises:
         UsageError: an unknown kernel.
     """
     known = builtin()
-    names = sorted(set(requested)) or list(known)
+    names = sorted(set(requested)) or [name for name, spec in known.items() if spec.default]
     for name in names:
         if name not in known:
             raise UsageError(f"unknown kernel {name!r}", remedy="use one of " + " ".join(known))

@@ -30,7 +30,7 @@ class Progress:
         filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
         # One short of the width: in the last column some terminals wrap.
-        room = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        room = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
         line = f"[{bar}] {done}/{total} {what}"[:room]
         # Padded, not cleared: click strips escape codes where colours are off.
         click.echo(f"\r{line.ljust(room)}", err=True, nl=False)

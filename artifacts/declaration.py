@@ -162,7 +162,7 @@ class Declaration:
             if parameter.kind == "pointer":
                 self.element(parameter, variant)
         text = {name for name, value in variant.items() if isinstance(value, str)}
-        for expression in self.grid:
+        for expression in (*self.grid, self.min_sm, self.programmatic):
             self._require(not _parse(expression).names & text, f"{expression!r} computes with text")
 
     def element(self, parameter: Parameter, variant: Mapping[str, ChoiceValue]) -> str:

@@ -1,4 +1,4 @@
-"""Finds the kernels of this package: every subfolder with a `spec.py` that has a `SPEC`."""
+"""Finds the kernels of this package: every subfolder with a `spec.py` that has `SPECS`."""
 
 from __future__ import annotations
 
@@ -18,5 +18,6 @@ def builtin() -> dict[str, KernelSpec]:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
         if module.ispkg
     ]
-    specs = [importlib.import_module(f"{package}.{folder}.spec").SPEC for folder in folders]
+    modules = [importlib.import_module(f"{package}.{folder}.spec") for folder in folders]
+    specs = [spec for module in modules for spec in module.SPECS]
     return {spec.name: spec for spec in sorted(specs, key=lambda spec: spec.name)}

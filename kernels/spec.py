@@ -11,7 +11,9 @@ __all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "produ
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A declaration, the variants that are built by default, and where the device code is.
+    """A declaration, its variants, and where the device code is.
+
+    Without `default` the kernel is built only where it is asked for by name.
 
     `device` is `package.module:function`, a module-level `@cute.kernel` whose positional parameters
     are the declaration's, in order (`cute.Pointer`, `Int32`, `Int64`, `Float32`), and whose
@@ -21,6 +23,7 @@ class KernelSpec:
     declaration: Declaration
     variants: tuple[Variant, ...]
     device: str
+    default: bool = True
 
     def __post_init__(self) -> None:
         """Check every variant against the declaration.
@@ -32,6 +35,8 @@ class KernelSpec:
             self.declaration.check_variant(variant)
             self.declaration.block_shape(variant)
             self.declaration.shared_memory(variant)
+            self.declaration.least_sm(variant)
+            self.declaration.is_programmatic(variant)
 
     @property
     def name(self) -> str:

@@ -24,8 +24,13 @@ MAY_IMPORT = {
 COMPILER = {"cutlass", "cuda"}
 
 
+HOST_FILES = {"__init__.py", "spec.py"}
+
+
 def loads_compiler(path: Path) -> bool:
-    return path.name == "device.py" or path == ROOT / "aot" / "recipe.py"
+    # In a kernel's folder, all but the declaration is device code.
+    in_kernel = path.parent.parent == ROOT / "kernels" and path.name not in HOST_FILES
+    return in_kernel or path == ROOT / "aot" / "recipe.py"
 
 
 MOST_LINES = 420

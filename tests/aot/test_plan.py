@@ -195,8 +195,11 @@ class TestChoices:
         with pytest.raises(UsageError, match="--arch"):
             choose_archs([])
 
-    def test_all_kernels_by_default(self) -> None:
-        assert [spec.name for spec in choose_kernels([])] == sorted(builtin())
+    def test_the_default_kernels_without_a_request(self) -> None:
+        default = sorted(name for name, spec in builtin().items() if spec.default)
+        assert [spec.name for spec in choose_kernels([])] == default
+        assert "gemv_any" in builtin()
+        assert [spec.name for spec in choose_kernels(["gemv_any"])] == ["gemv_any"]
 
     def test_an_unknown_kernel(self) -> None:
         with pytest.raises(UsageError, match=r"'gemm'.*gemv"):

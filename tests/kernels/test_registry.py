@@ -45,8 +45,15 @@ def test_the_default_set() -> None:
             for variant in spec.variants
         }
 
+    assert [name for name, spec in SPECS.items() if spec.default] == ["gemv"]
     assert SPECS["gemv"].declaration.selectors == ("dtype", "m")
     assert covered("gemv") == {("bf16", 1), ("bf16", 2)}
+
+
+@pytest.mark.parametrize("name", ["gemv_mma", "gemv_any"])
+def test_what_is_built_on_request_covers_every_dtype_and_number_of_rows(name: str) -> None:
+    asked = {(variant["dtype"], variant["m"]) for variant in SPECS[name].variants}
+    assert asked == {(dtype, m) for dtype in ("bf16", "f16") for m in (1, 2, 4, 8)}
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
@@ -57,7 +64,7 @@ class TestEverySpec:
         assert decode(Declaration, json.loads(text), "text") == spec.declaration
 
     def test_names_a_device_function(self, spec: KernelSpec) -> None:
-        assert re.fullmatch(r"sonata_aot\.kernels\.\w+\.device:\w+", spec.device)
+        assert re.fullmatch(r"sonata_aot\.kernels\.\w+\.\w+:\w+", spec.device)
         assert spec.module == spec.device.partition(":")[0]
 
     def test_variants_are_valid_and_each_stands_once(self, spec: KernelSpec) -> None:
