@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..artifacts import __version__, environment
-from ..artifacts.arch import Arch, cubin_min_cuda, normalise, ptx_min_cuda
+from ..artifacts.arch import Arch, cubin_min_cuda, dotted, normalise, ptx_min_cuda
 from ..artifacts.cubin import read_cubin
 from ..artifacts.declaration import Budget, entry_prefix, is_entry
 from ..artifacts.errors import BuildError, SonataError
@@ -28,7 +27,7 @@ from ..artifacts.manifest import (
 from ..artifacts.places import default_artifacts
 from ..artifacts.schema import digest
 from ..artifacts.store import open_artifacts, prepare, publish, sha256
-from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major
+from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major, ptx_isa
 from ..kernels import KernelSpec
 from .cache import Cache, Entry
 from .plan import Job, jobs
@@ -204,10 +203,9 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
             f"the compiled parameter table {list(kernel.parameters)} is not the declared "
             f"{list(declaration.offsets)}"
         )
-    isa = re.search(rb"^\.version (\d)\.(\d)$", ptx, re.M)
+    isa = ptx_isa(ptx)
     if isa is None:
         raise _broken("the PTX has no .version line")
-    version = (int(isa[1]), int(isa[2]))
     binary = Binary(
         kernel=job.spec.name,
         variant=job.variant,
@@ -223,10 +221,10 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         cubin=Payload(
             sha256(cubin),
             len(cubin),
-            _dotted(cubin_min_cuda(job.arch, compiler_cuda_major(code))),
+            dotted(cubin_min_cuda(job.arch, compiler_cuda_major(code))),
             None,
         ),
-        ptx=Payload(sha256(ptx), len(ptx), _dotted(ptx_min_cuda(version)), _dotted(version)),
+        ptx=Payload(sha256(ptx), len(ptx), dotted(ptx_min_cuda(isa)), dotted(isa)),
         key=job.key,
     )
     problems = [
@@ -250,10 +248,6 @@ def over_budget(binary: Binary, budget: Budget) -> list[str]:
 
 def _broken(problem: str) -> BuildError:
     return BuildError(problem, remedy="correct the kernel or its declaration")
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 def _manifest(

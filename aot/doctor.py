@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts import __version__
+from ..artifacts.arch import cuda_version, dotted
 from ..artifacts.choose import choose
 from ..artifacts.errors import SonataError
 from ..artifacts.manifest import Manifest
@@ -96,7 +97,7 @@ def _choice(
         chosen = choose(
             manifest,
             capability,
-            driver_cuda=(driver // 1000, driver % 1000 // 10),
+            driver_cuda=cuda_version(driver),
             arch=arch,
             allow_ptx=allow_ptx,
         )
@@ -126,7 +127,7 @@ def render(report: dict[str, Any]) -> str:
         f"torch       {report['torch'] or 'not installed: the loader needs it'}",
         "driver      "
         + (
-            f"CUDA {version // 1000}.{version % 1000 // 10} ({driver['library']})"
+            f"CUDA {dotted(cuda_version(version))} ({driver['library']})"
             if driver["available"]
             else f"none: {driver['reason']}"
         ),

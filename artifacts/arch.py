@@ -141,6 +141,16 @@ _PTX_ISA_CUDA = {
 CudaVersion = tuple[int, int]
 
 
+def dotted(pair: tuple[int, int]) -> str:
+    """A version or a compute capability as people write it: 12.9."""
+    return f"{pair[0]}.{pair[1]}"
+
+
+def cuda_version(number: int) -> CudaVersion:
+    """A driver's own number for its version, 12090, as (12, 9)."""
+    return number // 1000, number % 1000 // 10
+
+
 def cubin_min_cuda(arch: Arch, compiler_major: int) -> CudaVersion:
     """Least CUDA version of a driver that loads a cubin for `arch`.
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from .arch import KNOWN, Arch, normalise
+from .arch import KNOWN, Arch, dotted, normalise
 from .errors import VariantMissing
-from .manifest import Manifest
-
-Form = Literal["cubin", "ptx"]
+from .manifest import Form, Manifest
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,12 @@ def choose(
                 manifest, candidate, form, device, driver_cuda, wanted, allow_ptx
             )
             if reason is None:
-                why = f"highest {form} here that runs on compute capability {_dotted(device)}"
+                why = f"highest {form} here that runs on compute capability {dotted(device)}"
                 return Choice(candidate.name, form, why, tuple(rejected))
             rejected.append(Rejected(candidate.name, form, reason))
     details = "; ".join(f"{r.arch} {r.form}: {r.reason}" for r in rejected) or "it is empty"
     raise VariantMissing(
-        f"no artifacts for compute capability {_dotted(device)} ({details})",
+        f"no artifacts for compute capability {dotted(device)} ({details})",
         remedy=_remedy(device, present, wanted, allow_ptx),
     )
 
@@ -82,9 +79,7 @@ def build_command(present: list[Arch], device: tuple[int, int]) -> str:
     """How to build for a device without losing the architectures that are there."""
     own = Arch(*device)
     if own not in KNOWN:
-        return (
-            f"use a GPU of compute capability {_dotted((KNOWN[0].major, KNOWN[0].minor))} or more"
-        )
+        return f"use a GPU of compute capability {dotted((KNOWN[0].major, KNOWN[0].minor))} or more"
     archs = " ".join(f"--arch {arch}" for arch in normalise([*present, own]))
     return f"build with `sonata-aot build {archs}`, and keep the driver up to date"
 
@@ -102,21 +97,15 @@ def _reason_against(
         return f"not the requested {wanted}"
     runs = arch.cubin_runs_on(device) if form == "cubin" else arch.ptx_runs_on(device)
     if not runs:
-        return f"does not run on {_dotted(device)}"
+        return f"does not run on {dotted(device)}"
     if form == "ptx" and not allow_ptx:
         return "PTX is not allowed"
     needed = max(
-        _version((b.cubin if form == "cubin" else b.ptx).min_cuda)
-        for b in manifest.binaries
-        if b.arch == arch.name
+        _version(b.payload(form).min_cuda) for b in manifest.binaries if b.arch == arch.name
     )
     if driver_cuda < needed:
-        return f"needs a driver of CUDA {_dotted(needed)}, this one is {_dotted(driver_cuda)}"
+        return f"needs a driver of CUDA {dotted(needed)}, this one is {dotted(driver_cuda)}"
     return None
-
-
-def _dotted(pair: tuple[int, int]) -> str:
-    return f"{pair[0]}.{pair[1]}"
 
 
 def _version(text: str) -> tuple[int, int]:

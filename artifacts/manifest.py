@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from .arch import Arch, normalise
 from .declaration import (
@@ -36,6 +36,7 @@ Version = Annotated[str, Match(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")]
 ArchName = Annotated[str, Match(r"sm[0-9]{2,3}[af]?")]
 Cuda = Annotated[str, Match(r"[1-9][0-9]?\.[0-9]{1,2}")]
 Symbol = Annotated[str, Match(r"[A-Za-z_$][A-Za-z0-9_$.]{0,511}")]
+Form = Literal["cubin", "ptx"]
 Small = Annotated[int, Range(0, 2**20)]
 
 
@@ -85,6 +86,10 @@ class Binary:
     cubin: Payload
     ptx: Payload
     key: Sha256
+
+    def payload(self, form: Form) -> Payload:
+        """The machine code or the PTX."""
+        return self.cubin if form == "cubin" else self.ptx
 
     @property
     def variant_name(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .arch import Arch, cubin_min_cuda, ptx_min_cuda
+from .arch import Arch, cubin_min_cuda, dotted, ptx_min_cuda
 from .cubin import Cubin, KernelCode, read_cubin
 from .errors import SonataError
 from .files import locked
@@ -124,16 +124,15 @@ def check_cubin(binary: Binary, data: bytes) -> list[str]:
 def check_ptx(binary: Binary, data: bytes) -> list[str]:
     """What is wrong with PTX, compared with its record; empty if nothing."""
     problems = []
-    version, target = _PTX_VERSION.search(data), _PTX_TARGET.search(data)
-    if version is None or target is None:
+    isa, target = ptx_isa(data), _PTX_TARGET.search(data)
+    if isa is None or target is None:
         return ["not PTX: no .version or .target line"]
     # PTX is text and names no length: a file cut short must be told by its end.
     whole = data.count(b"{") == data.count(b"}") and data.rstrip().endswith(b"}")
     if b"\0" in data or not whole:
         problems.append("PTX is cut short or damaged")
-    isa = (int(version[1]), int(version[2]))
-    if f"{isa[0]}.{isa[1]}" != binary.ptx.isa:
-        problems.append(f"PTX ISA {isa[0]}.{isa[1]}, not {binary.ptx.isa}")
+    if dotted(isa) != binary.ptx.isa:
+        problems.append(f"PTX ISA {dotted(isa)}, not {binary.ptx.isa}")
     if target[1].decode() != Arch.parse(binary.arch).compiler_name:
         problems.append(f"PTX is for {target[1].decode()}, not {binary.arch}")
     # Dynamic shared memory leaves no size in the code; but code that uses some must be given some.
@@ -143,6 +142,12 @@ def check_ptx(binary: Binary, data: bytes) -> list[str]:
     if re.search(entry, data, re.M) is None:
         problems.append(f"PTX lacks the entry {binary.entry!r}")
     return problems + _version_problem(binary.ptx.min_cuda, ptx_min_cuda(isa))
+
+
+def ptx_isa(data: bytes) -> tuple[int, int] | None:
+    """ISA version that PTX states; None if it states none."""
+    match = _PTX_VERSION.search(data)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def compiler_cuda_major(cubin: Cubin) -> int:
@@ -183,7 +188,7 @@ def _differences(binary: Binary, code: KernelCode) -> list[str]:
 
 
 def _version_problem(stated: str, least: tuple[int, int]) -> list[str]:
-    text = f"{least[0]}.{least[1]}"
+    text = dotted(least)
     return [] if stated == text else [f"needs a driver of CUDA {text}, not {stated}"]
 
 

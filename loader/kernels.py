@@ -58,9 +58,7 @@ class Kernels:
                         {
                             "kernel": binary.kernel,
                             "variant": binary.variant_name,
-                            "sha256": (
-                                binary.cubin if choice.form == "cubin" else binary.ptx
-                            ).sha256,
+                            "sha256": binary.payload(choice.form).sha256,
                         }
                         for binary in manifest.binaries
                         if binary.arch == choice.arch

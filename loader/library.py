@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..artifacts.choose import Form
 from ..artifacts.declaration import Declaration
 from ..artifacts.errors import ArgumentError, ManifestError
-from ..artifacts.manifest import Binary
+from ..artifacts.manifest import Binary, Form
 from .log import logger
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Loaded:
     def _load(self) -> Kernel:
         from . import _native
 
-        payload = self.binary.cubin if self._form == "cubin" else self.binary.ptx
+        payload = self.binary.payload(self._form)
         began = time.perf_counter()
         with _lock:
             library = _loaded.get((payload.sha256, self._device))

@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..artifacts.arch import Arch
+from ..artifacts.arch import Arch, cuda_version
 from ..artifacts.choose import Choice, build_command, choose
 from ..artifacts.errors import (
     ArgumentError,
@@ -149,7 +149,7 @@ def _devices(indices: tuple[int, ...]) -> tuple[list[Device], tuple[int, int]]:
         Device(index, present[index]["name"], (present[index]["major"], present[index]["minor"]))
         for index in indices
     ]
-    return chosen, (version // 1000, version % 1000 // 10)
+    return chosen, cuda_version(version)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _read(artifacts: ArtifactSet, choices: dict[Device, Choice]) -> Iterable[tup
         for binary in manifest.binaries:
             if binary.arch != choice.arch:
                 continue
-            payload = binary.cubin if choice.form == "cubin" else binary.ptx
+            payload = binary.payload(choice.form)
             if payload.sha256 not in images:
                 images[payload.sha256] = artifacts.read(payload)
             declaration = manifest.declaration(binary.kernel)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from machine_code import loops
 from sonata_aot.aot.sass import Instruction, parse
 from sonata_aot.aot.toolchain import run_tool
 from sonata_aot.artifacts import Binary, open_artifacts
@@ -35,25 +36,6 @@ class Code:
     def weight_loads(self, instructions: tuple[Instruction, ...]) -> list[Instruction]:
         """Weights are read past the L1 (`NA`: no allocation), x through it."""
         return [item for item in self.loads(instructions) if "NA" in item.opcode.split(".")]
-
-
-def loops(text: str) -> list[tuple[int, int]]:
-    """Address of the first instruction and of the branch back, of each loop."""
-    labels: dict[str, int] = {}
-    waiting: list[str] = []
-    found = []
-    for line in text.splitlines():
-        if label := re.fullmatch(r"\s*(\.L_x_\d+):\s*", line):
-            waiting.append(label[1])
-        for instruction in parse(line):
-            labels.update(dict.fromkeys(waiting, instruction.address))
-            waiting.clear()
-            target = re.search(r"\(?(\.L_x_\d+)\)?", instruction.operands)
-            if instruction.mnemonic == "BRA" and target and target[1] in labels:
-                start = labels[target[1]]
-                if start < instruction.address:
-                    found.append((start, instruction.address))
-    return found
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-m{case[1]['m']}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from machine_code import loops
 from sonata_aot.aot.build import build
 from sonata_aot.aot.sass import Instruction, parse
 from sonata_aot.aot.toolchain import run_tool
@@ -66,25 +67,6 @@ class Code:
     def before_first_use(self) -> tuple[Instruction, ...]:
         """What precedes the main loop, which has every matrix instruction."""
         return tuple(i for i in self.instructions if i.address < self.loop[0].address)
-
-
-def loops(text: str) -> list[tuple[int, int]]:
-    """Address of the first instruction and of the branch back, of each loop."""
-    labels: dict[str, int] = {}
-    waiting: list[str] = []
-    found = []
-    for line in text.splitlines():
-        if label := re.fullmatch(r"\s*(\.L_x_\d+):\s*", line):
-            waiting.append(label[1])
-        for instruction in parse(line):
-            labels.update(dict.fromkeys(waiting, instruction.address))
-            waiting.clear()
-            target = re.search(r"\(?(\.L_x_\d+)\)?", instruction.operands)
-            if instruction.mnemonic == "BRA" and target and target[1] in labels:
-                start = labels[target[1]]
-                if start < instruction.address:
-                    found.append((start, instruction.address))
-    return found
 
 
 def case_name(case: tuple[str, str, dict[str, int | str]]) -> str:
