@@ -1,5 +1,6 @@
 # make build   environment in .venv, package installed, sm86 artifacts built
 # make test    formatting, lint, types, tests; what CI runs
+# make soak    the slow runs: 20 000 mutated artifact sets, none of which may be accepted
 # make gpu     the tests and measurements that need an NVIDIA GPU and a CUDA build of torch
 # make evidence  fails if a recorded GPU result no longer matches what the sources compile to
 # make lint, make format, make clean
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := CMakeLists.txt $(wildcard loader/native/*)
 
-.PHONY: build test lint gpu evidence format clean
+.PHONY: build test soak lint gpu evidence format clean
 
 build: $(STAMP)
 	$(BIN)/sonata-aot build --arch sm86
@@ -21,6 +22,9 @@ test: lint
 	$(BIN)/pytest -n auto --dist worksteal -m "not gpu"
 	$(BIN)/python -m benchmarks.figures --check
 	$(BIN)/python -m benchmarks.evidence --report
+
+soak: $(STAMP)
+	MUTATIONS=20000 $(BIN)/pytest -n auto --dist worksteal tests/artifacts/test_mutations.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
