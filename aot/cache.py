@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ..artifacts.errors import SonataError
 from ..artifacts.files import explained, locked, read_bounded
-from ..artifacts.manifest import Binary, Payload, Sha256
+from ..artifacts.manifest import Binary, Sha256
 from ..artifacts.places import cache_root
 from ..artifacts.schema import canonical_json, decode, digest, encode, parse_json
-from ..artifacts.store import make_private, sha256
+from ..artifacts.store import make_private, read_object
 from ..artifacts.trust import require_trusted
 
 _RECORD = "record.json"
@@ -80,7 +80,11 @@ class Cache:
             binary = record.binary
             if binary.key != key or record.digest != digest(encode(binary)):
                 return None
-            return Entry(binary, _read(folder, binary.cubin), _read(folder, binary.ptx))
+            cubin, ptx = (
+                read_object(folder / payload.file_name, payload, owned=True)
+                for payload in (binary.cubin, binary.ptx)
+            )
+            return Entry(binary, cubin, ptx)
         except (OSError, SonataError):
             return None
 
@@ -143,10 +147,3 @@ class Cache:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read(folder: Path, payload: Payload) -> bytes:
-    data = read_bounded(folder / payload.file_name, payload.size, owned=True)
-    if sha256(data) != payload.sha256:
-        raise OSError(f"{folder}: {payload.file_name} is damaged")
-    return data

@@ -75,11 +75,9 @@ class Cubin:
 @dataclass(frozen=True)
 class _Section:
     name: str
-    kind: int
     size: int
     data: memoryview
     link: int
-    info: int
 
 
 def read_cubin(data: bytes) -> Cubin:
@@ -170,13 +168,11 @@ def _sections(data: bytes, offset: int, count: int, names_index: int) -> list[_S
     return [
         _Section(
             name=_string(names, name),
-            kind=kind,
             size=size,
             data=memoryview(b"") if kind == nobits or kind == 0 else _slice(data, start, size),
             link=link,
-            info=info,
         )
-        for name, kind, _, _, start, size, link, info, _, _ in raw
+        for name, kind, _, _, start, size, link, _, _, _ in raw
     ]
 
 

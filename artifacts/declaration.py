@@ -141,12 +141,7 @@ class Declaration:
     @property
     def offsets(self) -> tuple[tuple[int, int], ...]:
         """Offset and size in bytes of each parameter in the block, by C's layout rules."""
-        result, end = [], 0
-        for size, _ in (_KINDS[parameter.kind] for parameter in self.parameters):
-            start = end + -end % size
-            result.append((start, size))
-            end = start + size
-        return tuple(result)
+        return _offsets(tuple(parameter.kind for parameter in self.parameters))
 
     def check_variant(self, variant: Mapping[str, ChoiceValue]) -> None:
         """Require a value for each choice and for nothing else.
@@ -252,12 +247,21 @@ def _integers(variant: Mapping[str, ChoiceValue]) -> dict[str, int]:
 
 
 @functools.cache
+def _offsets(kinds: tuple[Kind, ...]) -> tuple[tuple[int, int], ...]:
+    result, end = [], 0
+    for size, _ in (_KINDS[kind] for kind in kinds):
+        start = end + -end % size
+        result.append((start, size))
+        end = start + size
+    return tuple(result)
+
+
+@functools.cache
 def _layout(kinds: tuple[Kind, ...]) -> struct.Struct:
     code, end = "<", 0
-    for size, letter in (_KINDS[kind] for kind in kinds):
-        padding = -end % size
-        code += f"{padding}x" * (padding > 0) + letter
-        end += padding + size
+    for kind, (start, size) in zip(kinds, _offsets(kinds), strict=True):
+        code += "x" * (start - end) + _KINDS[kind][1]
+        end = start + size
     return struct.Struct(code)
 
 

@@ -74,28 +74,37 @@ class ArtifactSet:
         Raises:
             IntegrityError: missing, unreadable, or not of the manifest's size and digest.
         """
-        path = self.path(payload)
-        try:
-            data = read_bounded(path, payload.size)
-        except FileNotFoundError:
-            raise IntegrityError(
-                f"{path} is missing", remedy="rebuild with `sonata-aot build`, or copy it again"
-            ) from None
-        except OSError as error:
-            raise IntegrityError(
-                f"{path} cannot be read: {error.strerror}", remedy="correct its permissions"
-            ) from None
-        if len(data) != payload.size:
-            raise IntegrityError(
-                f"{path} has {len(data)} bytes, not {payload.size}",
-                remedy="rebuild with `sonata-aot build`, or copy it again",
-            )
-        if sha256(data) != payload.sha256:
-            raise IntegrityError(
-                f"{path} does not have the SHA-256 that the manifest names",
-                remedy="rebuild with `sonata-aot build`, or copy it again",
-            )
-        return data
+        return read_object(self.path(payload), payload)
+
+
+def read_object(path: Path, payload: Payload, *, owned: bool = False) -> bytes:
+    """The bytes of a payload's file, verified; `owned` as for `read_bounded`.
+
+    Raises:
+        IntegrityError: missing, unreadable, or not of the payload's size and digest.
+        UntrustedPath: `owned`, and somebody else could have changed it.
+    """
+    try:
+        data = read_bounded(path, payload.size, owned=owned)
+    except FileNotFoundError:
+        raise IntegrityError(
+            f"{path} is missing", remedy="rebuild with `sonata-aot build`, or copy it again"
+        ) from None
+    except OSError as error:
+        raise IntegrityError(
+            f"{path} cannot be read: {error.strerror}", remedy="correct its permissions"
+        ) from None
+    if len(data) != payload.size:
+        raise IntegrityError(
+            f"{path} has {len(data)} bytes, not {payload.size}",
+            remedy="rebuild with `sonata-aot build`, or copy it again",
+        )
+    if sha256(data) != payload.sha256:
+        raise IntegrityError(
+            f"{path} does not have the SHA-256 that the manifest names",
+            remedy="rebuild with `sonata-aot build`, or copy it again",
+        )
+    return data
 
 
 def open_artifacts(directory: Path) -> ArtifactSet:

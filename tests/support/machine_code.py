@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sonata_aot.aot.sass import parse
+from sonata_aot.aot.sass import Instruction, parse
 
 
 def loops(text: str) -> list[tuple[int, int]]:
@@ -24,3 +24,16 @@ def loops(text: str) -> list[tuple[int, int]]:
                 if start < instruction.address:
                     found.append((start, instruction.address))
     return found
+
+
+def assert_quick(loop: tuple[Instruction, ...]) -> None:
+    """A main loop has no call, no barrier, no division, no store, and one branch."""
+    slow = {"CALL", "BAR", "MUFU", "I2F", "F2I", "ATOM", "ATOMG", "RED", "STG", "WARPSYNC"}
+    assert not slow & {item.opcode.split(".")[0] for item in loop}
+    assert sum(i.mnemonic == "BRA" for i in loop) == 1
+
+
+def assert_fixed_order(instructions: tuple[Instruction, ...]) -> None:
+    """A kernel sums without atomics, behind one barrier at most."""
+    assert sum(i.mnemonic == "BAR" for i in instructions) <= 1
+    assert not {"ATOM", "ATOMG", "RED", "ATOMS"} & {i.mnemonic for i in instructions}
