@@ -269,5 +269,6 @@ def _manifest(
             archs=tuple(arch.name for arch in archs), kernels=tuple(spec.name for spec in specs)
         ),
         kernels=tuple(spec.declaration for spec in specs),
+        rules=(),
         binaries=tuple(sorted(binaries, key=binary_order)),
     )

@@ -9,8 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from .errors import UsageError
+from .schema import Match
+
+# How a manifest writes an architecture.
+ArchName = Annotated[str, Match(r"sm[0-9]{2,3}[af]?")]
 
 _FORM = re.compile(
     r"(?:sm_?)?(?:(?P<dotted>[1-9]\d?\.\d)|(?P<plain>[1-9]\d{1,2}))(?P<suffix>[af]?)", re.ASCII

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from .arch import Arch, normalise
+from .arch import Arch, ArchName, normalise
 from .declaration import (
     MAX_THREADS,
     ChoiceValue,
@@ -23,6 +23,7 @@ from .declaration import (
     variant_name,
 )
 from .errors import ManifestError, SonataError
+from .rules import Rule, rules_problem
 from .schema import Match, Range, decode, digest, encode, parse_json
 
 SCHEMA = 1
@@ -33,7 +34,6 @@ MAX_OBJECT_BYTES = 64 * 2**20
 
 Sha256 = Annotated[str, Match(r"[0-9a-f]{64}")]
 Version = Annotated[str, Match(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")]
-ArchName = Annotated[str, Match(r"sm[0-9]{2,3}[af]?")]
 Cuda = Annotated[str, Match(r"[1-9][0-9]?\.[0-9]{1,2}")]
 Symbol = Annotated[str, Match(r"[A-Za-z_$][A-Za-z0-9_$.]{0,511}")]
 Form = Literal["cubin", "ptx"]
@@ -128,6 +128,7 @@ class Manifest:
     """Everything about an artifact directory.
 
     `tool` is the version of sonata-aot; `compiler` maps each compiler package to its version.
+    `rules` are in the order in which they are tried.
     """
 
     schema: int
@@ -136,6 +137,7 @@ class Manifest:
     source: Source
     selection: Selection
     kernels: tuple[Declaration, ...]
+    rules: tuple[Rule, ...]
     binaries: tuple[Binary, ...]
 
     def __post_init__(self) -> None:
@@ -166,6 +168,12 @@ class Manifest:
             seen.add(identity)
         ordered = sorted(self.binaries, key=binary_order)
         _require(list(self.binaries) == ordered, "binaries", "not in order")
+        variants: dict[tuple[str, str], list[Variant]] = {}
+        for binary in self.binaries:
+            variants.setdefault((binary.kernel, binary.arch), []).append(binary.variant)
+        problem = rules_problem(self.rules, declared, self.selection.archs, variants)
+        if problem is not None:
+            raise _contradiction(problem)
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> Manifest:
@@ -257,7 +265,11 @@ def _check_binary(declaration: Declaration, binary: Binary, where: str) -> None:
 
 def _require(condition: bool, where: str, problem: str) -> None:
     if not condition:
-        raise ManifestError(f"{FILE_NAME}: {where}: {problem}", remedy="rebuild the artifacts")
+        raise _contradiction(f"{where}: {problem}")
+
+
+def _contradiction(problem: str) -> ManifestError:
+    return ManifestError(f"{FILE_NAME}: {problem}", remedy="rebuild the artifacts")
 
 
 __all__ = [
@@ -268,6 +280,7 @@ __all__ = [
     "ChoiceValue",
     "Manifest",
     "Payload",
+    "Rule",
     "Selection",
     "Source",
     "binary_order",

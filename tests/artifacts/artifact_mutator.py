@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -152,6 +153,49 @@ def _seal_other_files(rng: random.Random, made: Made) -> Mutant:
     return Mutant(f"sealed: {kind} exchanged", seal(content), made.objects, sealed=True)
 
 
+def _seal_unsound_rules(rng: random.Random, made: Made) -> Mutant:
+    """Rules that no longer fit one another or the binaries, under a digest that fits."""
+    content = made.content()
+    rules = content["rules"]
+    rule = rng.choice(rules)
+    last = [r for r in rules if r["sizes"]["first"][0] <= 1]
+    match rng.randrange(9):
+        case 0:
+            done = "without a last rule"
+            rules.remove(last[0])  # of the two for its `when`, the one that takes every size
+        case 1:
+            done = "a rule twice"
+            rules.insert(rng.randrange(len(rules) + 1), rule)
+        case 2:
+            done = "a rule that is never used"
+            unused = copy.deepcopy(rng.choice(last))
+            unused["sizes"]["first"] = [rng.randrange(1, 10), rng.randrange(10, 99)]
+            rules.append(unused)
+        case 3:
+            done = "no such variant"
+            rule["variant"]["slots"] = rng.choice((0, 15, 32, "slots"))
+        case 4:
+            done = "no such kernel or arch"
+            rule.update(rng.choice(({"kernel": "even"}, {"arch": "sm80"}, {"arch": "sm90"})))
+        case 5:
+            done = "a hole in a last rule"
+            sizes = rng.choice(last)["sizes"]
+            sizes[rng.choice(sorted(sizes))][:] = rng.choice(([2, 2**31 - 1], [1, 2**31 - 2]))
+        case 6:
+            done = "an empty range"
+            rule["sizes"][rng.choice(sorted(rule["sizes"]))] = [9, 8]
+        case 7:
+            done = "another name"
+            part = rule[rng.choice(("when", "sizes", "variant", "launch"))]
+            name, value = part.popitem()
+            part[rng.choice((name + "x", "scale", "source"))] = value
+        case _:
+            done = "a name more"
+            part = rng.choice(("when", "variant", "launch"))
+            rule[part][rng.choice(("dtype", "more"))] = rng.choice((0, 16))
+    return Mutant(f"sealed rules: {done}", seal(content), made.objects)
+
+
 def _retype(rng: random.Random, made: Made) -> Mutant:
     content = made.content()
     way, old = rng.choice(
@@ -173,5 +217,6 @@ _MUTATORS: list[tuple[Mutator, int]] = [
     (_move_lines, 2),
     (_seal_another, 4),
     (_seal_other_files, 1),
+    (_seal_unsound_rules, 4),
     (_retype, 3),
 ]

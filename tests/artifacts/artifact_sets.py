@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sonata_aot.artifacts.manifest import Binary, Manifest
+from sonata_aot.artifacts.rules import MAX_SIZE, Rule
 from sonata_aot.artifacts.verify import Passed, verify
 from sonata_aot.kernels.spec import Budget, Declaration, KernelSpec, Parameter, product
 
@@ -41,6 +42,17 @@ ODD = KernelSpec(
 )
 
 
+def rules_for(arch: str) -> tuple[Rule, ...]:
+    """Sound rules for both variants of `odd` on an architecture."""
+
+    def rule(wide: int, first: tuple[int, int], slots: int) -> Rule:
+        sizes = {"first": first, "index": (0, MAX_SIZE)}
+        return Rule("odd", arch, {"wide": wide}, sizes, {"slots": slots}, {"waves": wide + 2})
+
+    every = (1, MAX_SIZE)
+    return (rule(0, (64, 4096), 48), rule(0, every, 16), rule(1, every, 48))
+
+
 @dataclass(frozen=True)
 class Made:
     """A manifest with the objects that it names."""
@@ -49,10 +61,12 @@ class Made:
     objects: dict[str, bytes] = field(repr=False)
 
     def only(self, *indices: int) -> Made:
-        """The same set with these binaries alone."""
+        """The same set with these binaries alone, and the rules where they all remain."""
         binaries = tuple(self.manifest.binaries[index] for index in indices)
+        lost = {b.arch for b in self.manifest.binaries if b not in binaries}
         manifest = dataclasses.replace(
             self.manifest,
+            rules=tuple(rule for rule in self.manifest.rules if rule.arch not in lost),
             binaries=binaries,
             selection=dataclasses.replace(
                 self.manifest.selection, archs=tuple(sorted({b.arch for b in binaries}))
@@ -170,7 +184,7 @@ def for_archs(made: Made, *archs: str, **fields: Any) -> Manifest:
         dataclasses.replace(first, arch=arch, **fields) for arch in archs
     )
     selection = dataclasses.replace(made.manifest.selection, archs=archs)
-    return dataclasses.replace(made.manifest, binaries=binaries, selection=selection)
+    return dataclasses.replace(made.manifest, rules=(), binaries=binaries, selection=selection)
 
 
 class Elf:

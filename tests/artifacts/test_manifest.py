@@ -53,6 +53,20 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("kernels.0.budget.registers", 254, "nobody"),
     ("kernels.0.budget.spills", 999, "nobody"),
     ("kernels.0.budget.stack_bytes", 4095, "nobody"),
+    ("rules.0.kernel", "even", "manifest"),
+    ("rules.0.arch", "sm90", "manifest"),
+    ("rules.0.when.wide", 1, "nobody"),
+    ("rules.2.when.wide", 0, "manifest"),
+    ("rules.0.sizes.first.0", 65, "nobody"),
+    ("rules.0.sizes.first.0", 4097, "manifest"),
+    ("rules.1.sizes.first.0", 2, "manifest"),
+    ("rules.0.sizes.first.1", 4095, "nobody"),
+    ("rules.0.sizes.index.0", 1, "nobody"),
+    ("rules.0.sizes.index.1", 4096, "nobody"),
+    ("rules.1.sizes.index.1", 4096, "manifest"),
+    ("rules.0.variant.slots", 16, "nobody"),
+    ("rules.0.variant.slots", 17, "manifest"),
+    ("rules.0.launch.waves", 1, "nobody"),
     ("binaries.0.kernel", "even", "manifest"),
     ("binaries.0.variant.dtype", "bf16", "manifest"),
     ("binaries.0.variant.slots", 17, "manifest"),
@@ -366,6 +380,18 @@ def test_order_of_binaries_is_by_number(both: Made) -> None:
     many = [dataclasses.replace(binaries[0], arch=arch) for arch in archs]
     ordered = [b.arch for b in sorted(many, key=binary_order)]
     assert ordered == ["sm86", "sm90", "sm90a", "sm100", "sm120"]
+
+
+def test_a_manifest_from_before_there_were_rules_is_refused(made: Made) -> None:
+    content = made.content()
+    del content["rules"]
+    with pytest.raises(ManifestError, match=r"manifest\.json: missing key 'rules'"):
+        Manifest.from_bytes(seal(content))
+
+
+def test_rules_are_checked(made: Made) -> None:
+    with pytest.raises(ManifestError, match=r"^manifest\.json: rules\[1\]: never used"):
+        dataclasses.replace(made.manifest, rules=made.manifest.rules[:1] * 2)
 
 
 def test_payloads_and_declarations_are_found(made: Made) -> None:
