@@ -9,11 +9,6 @@ STREAMED = "ld.global.L1::no_allocate"
 CACHED = "ld.global"
 
 
-def streamed(fetch):
-    """The load of weights; `fetch` is how many bytes the L2 fetches at least, 0 for its default."""
-    return f"{STREAMED}.L2::{fetch}B" if fetch else STREAMED
-
-
 def load_vector(address, offset, position, limit, instruction, rows_left=None, row=0):
     """Load the 16 bytes at `address` plus a constant `offset`, as four words.
 
