@@ -11,6 +11,10 @@ side:
 ``k`` is a multiple of 8 and the rows of ``x`` and ``weight`` start 16-byte aligned. Strides count
 elements.
 
+``n`` and ``block_rows`` go up to 2**31 - 1 and ``k`` up to 2**31 - 8. Rows are unsigned numbers of
+32 bits, in which the sum of any two fits; how many are left is signed, as it passes below 0.
+Offsets in memory have 64 bits.
+
 Block ``b`` owns the weight rows from ``b * block_rows`` on, ``block_rows`` of them, and goes
 through them in tiles of ``rows``; without ``persistent`` it has one tile, and ``block_rows`` is
 ``rows``. Its warps split K. In a step each warp takes ``unroll`` chunks of K side by side, and the
@@ -33,7 +37,8 @@ the ones before it too.
 Also with ``pdl``, each of the grid's first ``ahead_blocks`` blocks asks the L2 before the wait for
 ``ahead_rows`` rows (at most one a thread) from ``ahead_skip`` after its first on. That is a hint to
 the level of memory where all writes meet: it cannot hand anyone old data, so it needs no
-``constant``.
+``constant``. Rows that would lie past the end are left out, or, should the sum with a huge
+``ahead_skip`` wrap, are others of this weight.
 
 The sums meet in a fixed order, lanes by shuffle and then warps through shared memory behind one
 barrier a tile (two buffers in turn), so equal inputs give equal bits.

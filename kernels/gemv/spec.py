@@ -5,7 +5,8 @@ dimension of each is contiguous and the strides are in elements. A binary's `m` 
 that it takes: 1, 2, 4 or 8.
 
 `gemv` is the fast path: k is a multiple of 8 and rows of x and weight start 16-byte aligned.
-`gemv_any` takes every other layout, `wide` if only that of x is another, with k up to 2**30.
+`gemv_any` takes every other layout, `wide` if only that of x is another. n and k are anything that
+an i32 holds.
 """
 
 from ..spec import Budget, Declaration, KernelSpec, Parameter, Variant, product
