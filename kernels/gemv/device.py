@@ -52,8 +52,8 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
+from ..loads import CACHED, STREAMED, load_bits, load_vector
 from .fragments import VECTOR, WARP, Layout, select
-from .loads import CACHED, STREAMED, load_bits, load_vector
 
 PAD = 4
 """Floats between rows of partial sums, so that lanes hit different banks."""

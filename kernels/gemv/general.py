@@ -3,7 +3,7 @@
 The shapes are those of ``device.py``, but ``k`` is anything from 1 to 2**31 - 1, and ``x`` and
 ``weight`` have any row stride and any base address that a 16-bit element may have. Only elements of
 the rows are read: each load is of one element, and predicated on lying in its row. Positions pass
-``k`` by less than three steps, so as unsigned numbers they stay below 2**32.
+``k`` by less than two steps, so as unsigned numbers they stay below 2**32.
 
 The order of K in the fragments is free as long as both operands agree on it. So the eight elements
 of a lane's vector are not neighbours here: element ``e`` of the vectors of a chunk is one run in
@@ -22,9 +22,9 @@ The sums meet in a fixed order, as in ``device.py``.
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint16, Uint32, cute
 
+from ..loads import CACHED, STREAMED, load_bits, load_vector
 from .device import PAD, smaller, store_sums, sum_over_warps
 from .fragments import VECTOR, WARP, Layout
-from .loads import CACHED, STREAMED, load_bits, load_vector
 
 
 @cute.kernel
