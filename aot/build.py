@@ -29,6 +29,7 @@ from ..artifacts.schema import digest
 from ..artifacts.store import open_artifacts, prepare, publish, sha256
 from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major, ptx_isa
 from ..kernels import KernelSpec
+from ..kernels.tables import rules
 from .cache import Cache, Entry
 from .plan import Job, jobs
 from .pool import Compiled, CompileFailed, run_tasks
@@ -60,6 +61,7 @@ def build(
     specs: Sequence[KernelSpec],
     archs: Sequence[Arch],
     *,
+    everything: bool = False,
     out: Path | None = None,
     workers: int | None = None,
     timeout: float = 300.0,
@@ -67,7 +69,8 @@ def build(
 ) -> BuildResult:
     """Compile what the cache lacks and publish the whole selection.
 
-    The directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
+    With `everything` that is every declared variant, else what the tables of rules name. The
+    directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
     selection. `timeout` is in seconds, for one job.
 
     Raises:
@@ -80,7 +83,7 @@ def build(
     directory = out or default_artifacts()
     compiler_versions()
     prepare(directory)  # before the work and not after it
-    plan = jobs(specs, archs)
+    plan = jobs(specs, archs, everything=everything)
     cache = Cache()
     cache.require_trusted()
     entries = {job.key: entry for job in plan if (entry := _cached(cache, job)) is not None}
@@ -269,6 +272,6 @@ def _manifest(
             archs=tuple(arch.name for arch in archs), kernels=tuple(spec.name for spec in specs)
         ),
         kernels=tuple(spec.declaration for spec in specs),
-        rules=(),
+        rules=tuple(rule for spec in specs for arch in archs for rule in rules(spec, arch)),
         binaries=tuple(sorted(binaries, key=binary_order)),
     )

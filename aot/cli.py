@@ -89,6 +89,13 @@ def main() -> None:
     help="Build this kernel instead of the default ones; repeatable.",
 )
 @click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Build every declared variant, not only those that calls get; without --kernel, of every "
+    "kernel.",
+)
+@click.option(
     "--out",
     type=_DIRECTORY,
     help="Directory to publish into. Default: SONATA_AOT_DIR, or the user's cache.",
@@ -108,6 +115,7 @@ def main() -> None:
 def build(
     archs: tuple[str, ...],
     kernels: tuple[str, ...],
+    everything: bool,
     out: Path | None,
     jobs: int | None,
     timeout: int,
@@ -125,8 +133,9 @@ def build(
     progress = Progress(quiet=as_json)
     try:
         result = run(
-            plan.choose_kernels(kernels),
+            plan.choose_kernels(kernels, everything=everything),
             plan.choose_archs(archs),
+            everything=everything,
             out=out,
             workers=jobs,
             timeout=timeout,

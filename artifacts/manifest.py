@@ -226,6 +226,10 @@ class Manifest:
         """The declaration of a kernel, if it is in this directory."""
         return next((item for item in self.kernels if item.name == kernel), None)
 
+    def rules_for(self, kernel: str, arch: str) -> tuple[Rule, ...]:
+        """The rules of one kernel and architecture, in order."""
+        return tuple(rule for rule in self.rules if (rule.kernel, rule.arch) == (kernel, arch))
+
     def payloads(self) -> Iterator[tuple[Binary, Payload]]:
         """Each file with the binary that it belongs to; equal files come more than once."""
         for binary in self.binaries:

@@ -11,6 +11,9 @@ from ..artifacts.errors import ArgumentError, DriverUnavailable, MissingDependen
 if TYPE_CHECKING:
     import torch
 
+Torch = Any
+"""The torch module, for a function that is given it."""
+
 # torch's dtypes as declarations name them.
 DTYPE_NAMES = {
     "torch.bfloat16": "bf16",
@@ -20,6 +23,11 @@ DTYPE_NAMES = {
     "torch.int64": "i64",
     "torch.uint8": "u8",
 }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as declarations name it, or torch's own name for one that they do not have."""
+    return DTYPE_NAMES.get(str(dtype), str(dtype))
 
 
 def require_torch() -> Any:

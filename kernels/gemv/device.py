@@ -40,6 +40,11 @@ the level of memory where all writes meet: it cannot hand anyone old data, so it
 ``constant``. Rows that would lie past the end are left out, or, should the sum with a huge
 ``ahead_skip`` wrap, are others of this weight.
 
+``upcoming`` is memory that a later kernel of the stream reads, most likely its weights. After the
+wait, block ``b`` asks the L2 for ``upcoming_bytes`` of it (at most a piece a thread) from
+``b * upcoming_bytes`` on, so that the memory has work while this kernel ends and the next one waits
+for it.
+
 The sums meet in a fixed order, lanes by shuffle and then warps through shared memory behind one
 barrier a tile (two buffers in turn), so equal inputs give equal bits.
 """
@@ -55,6 +60,8 @@ from cutlass.cutlass_dsl import T
 from ..loads import CACHED, STREAMED, load_bits, load_vector
 from .fragments import VECTOR, WARP, Layout, select
 
+PIECE = 4096
+"""Most bytes of `upcoming` that one thread asks for."""
 PAD = 4
 """Floats between rows of partial sums, so that lanes hit different banks."""
 
@@ -76,6 +83,8 @@ def gemv(
     ahead_skip: Int32,
     ahead_rows: Int32,
     ahead_blocks: Int32,
+    upcoming: cute.Pointer,
+    upcoming_bytes: Int32,
     *,
     m: cutlass.Constexpr,
     side: cutlass.Constexpr,
@@ -151,6 +160,8 @@ def gemv(
         tiles = Int32((end_row - first_row + (rows - 1)) // rows)
     answers = answer_column < smaller(Uint32(x_rows), Uint32(m))
     bias_bits = load_bits(bias, first_row + answer_row, answers, answer_row, end_row - first_row)
+    if cutlass.const_expr(pdl):
+        ask_upcoming(upcoming, upcoming_bytes)
     for tile in cutlass.range(0, tiles, 1, unroll=1):
         sums.fill(0.0)
         for first in cutlass.range(0, vectors, step, unroll=1):
@@ -205,6 +216,14 @@ def special(name):
             T.i32(), [], f"mov.u32 $0, %{name};", "=r", has_side_effects=True, is_align_stack=False
         )
     )
+
+
+def ask_upcoming(upcoming, size):
+    """Prefetch this block's `size` bytes of `upcoming` into the L2, a piece a thread."""
+    start = special("tid.x") * PIECE
+    left = size - Int32(start)
+    address = upcoming.toint() + Int64(special("ctaid.x")) * Int64(size) + Int64(start)
+    ask(address, Uint32(select(left < PIECE, left, Int32(PIECE))), Uint32(0), left > 0)
 
 
 def ask(address, size, loaded, wanted):

@@ -27,6 +27,8 @@ GEMV = Declaration(
         *(Parameter(name, "i32") for name in ("n", "k", "x_rows", "block_rows", "constant")),
         *(Parameter(name, "i64") for name in _STRIDES),
         *(Parameter(name, "i32") for name in ("ahead_skip", "ahead_rows", "ahead_blocks")),
+        Parameter("upcoming", "pointer", element="dtype", align=16),
+        Parameter("upcoming_bytes", "i32"),
     ),
     choices=_GEMV_CHOICES,
     # Which variant is best depends on n and k, so a table of rules says all of it.
@@ -68,15 +70,18 @@ _TUNINGS = {
         ("a", 8, 8, 2, 1),
         ("a", 8, 4, 2, 1),
         ("a", 4, 8, 2, 1),
+        ("a", 4, 8, 4, 1),
     ),
     2: (
         ("a", 4, 8, 2, 0),
         ("a", 8, 8, 4, 0),
+        ("a", 8, 16, 2, 0),
         ("a", 8, 8, 2, 0),
         ("a", 8, 8, 2, 1),
         ("a", 8, 4, 2, 1),
         ("a", 16, 4, 2, 1),
         ("a", 8, 8, 4, 1),
+        ("a", 16, 8, 2, 1),
     ),
     4: (
         ("a", 8, 8, 4, 0),
@@ -86,6 +91,7 @@ _TUNINGS = {
         ("a", 16, 4, 4, 1),
         ("a", 16, 4, 2, 1),
         ("a", 16, 8, 2, 1),
+        ("a", 8, 16, 2, 1),
         ("b", 8, 8, 2, 1),
     ),
     8: (
@@ -96,7 +102,9 @@ _TUNINGS = {
         ("b", 16, 8, 2, 0),
         ("b", 8, 8, 4, 1),
         ("b", 8, 8, 2, 1),
+        ("b", 8, 16, 2, 1),
         ("b", 16, 8, 1, 1),
+        ("b", 16, 8, 2, 1),
     ),
 }
 _GENERAL = {1: ("a", 4, 8, 1), 2: ("a", 8, 8, 1), 4: ("b", 8, 8, 1), 8: ("b", 16, 8, 1)}

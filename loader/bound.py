@@ -1,0 +1,88 @@
+"""A GEMV whose weight is declared constant, and when that ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import tensors
+from .gemv_plan import Plan
+from .log import logger
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .gemv import Gemv
+
+
+class BoundGemv:
+    """`bound(x, out=None)`; `Gemv.bind` makes it and says what it promises."""
+
+    def __init__(
+        self,
+        gemv: Gemv,
+        weight: Tensor,
+        bias: Tensor | None,
+        upcoming: Tensor | None,
+        *,
+        batch_invariant: bool,
+    ) -> None:
+        """Check the weight, and remember its version.
+
+        Raises:
+            ArgumentError: an argument is not what a call takes.
+        """
+        gemv.check_weight(weight, bias)
+        if upcoming is not None:
+            tensors.check_dense("upcoming", upcoming, 2, "(N, K)")
+            tensors.check_like("upcoming", upcoming, "weight", weight)
+        self._gemv = gemv
+        self.weight = weight
+        self.bias = bias
+        self._upcoming = upcoming
+        self._batch_invariant = batch_invariant
+        self._state = _state(weight)
+        self._constant = self._state is not None
+
+    @property
+    def constant(self) -> bool:
+        """Whether the weight still counts as constant; once False, it stays so."""
+        if self._constant and _state(self.weight) != self._state:
+            self._constant = False
+            logger.info(
+                "the bound weight of shape %s was written to: it is read in stream order from now "
+                "on; bind it again once it is constant",
+                tuple(self.weight.shape),
+            )
+        return self._constant
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Out = x @ weight.T + bias, with x (M, K) and out (M, N) as for `Gemv.__call__`.
+
+        Raises:
+            ArgumentError, VariantMissing, DriverError: as for `Gemv.__call__`.
+        """
+        from .gemv import run
+
+        gemv, weight = self._gemv, self.weight
+        rows, n, k = gemv.check(x, weight, self.bias)
+        plan: Plan = gemv.plan(
+            x, weight, rows, n, k, constant=True, batch_invariant=self._batch_invariant
+        )
+        if not self.constant:
+            # The same binary and grid, so that the bits of the results stay the same.
+            return run(plan.in_order(), x, weight, self.bias, out)
+        return run(plan, x, weight, self.bias, out, self._ahead())
+
+    def _ahead(self) -> tuple[int, int]:
+        """Address, 16-byte aligned, and size in bytes of what may be asked of the L2."""
+        if self._upcoming is None:
+            return 0, 0
+        start = -(-self._upcoming.data_ptr() // 16) * 16
+        return start, max(0, tensors.end(self._upcoming) - start)
+
+
+def _state(weight: Tensor) -> tuple[int, int] | None:
+    """What changes when torch writes to a tensor, or gives it other memory; None if untold."""
+    if weight.is_inference():
+        return None
+    return weight._version, weight.data_ptr()
