@@ -26,6 +26,15 @@ def loops(text: str) -> list[tuple[int, int]]:
     return found
 
 
+def innermost(text: str, mnemonic: str) -> tuple[Instruction, ...]:
+    """The shortest loop that has an instruction of this kind in it."""
+    instructions = parse(text)
+    bodies = [
+        tuple(i for i in instructions if start <= i.address <= end) for start, end in loops(text)
+    ]
+    return min((body for body in bodies if any(i.mnemonic == mnemonic for i in body)), key=len)
+
+
 def assert_quick(loop: tuple[Instruction, ...]) -> None:
     """A main loop has no call, no barrier, no division, no store, and one branch."""
     slow = {"CALL", "BAR", "MUFU", "I2F", "F2I", "ATOM", "ATOMG", "RED", "STG", "WARPSYNC"}
