@@ -20,8 +20,7 @@ from ..artifacts.errors import IntegrityError, UsageError
 from ..artifacts.manifest import Binary
 from ..artifacts.store import ArtifactSet
 from .machine import GPUS, WARP, Occupancy, occupancy
-from .sass import Instruction, loops, parse, spills
-from .toolchain import run_tool
+from .sass import Instruction, disassembly, loops, parse, spills
 
 _GLOBAL_LOADS = {"LDG", "LD", "LDGSTS", "UBLKCP", "UTMALDG"}
 _SHARED = {"LDS", "STS", "LDSM", "STSM", "ATOMS"}
@@ -170,7 +169,7 @@ def examine(artifacts: ArtifactSet, binary: Binary) -> Figures:
             remedy="rebuild with `sonata-aot build`",
         )
     kernel = kernels[binary.entry]
-    text = run_tool("nvdisasm", "-c", str(artifacts.path(binary.cubin)))
+    text = disassembly(artifacts.path(binary.cubin))
     x, y, z = binary.block
     arch = Arch.parse(binary.arch)
     held = occupancy(

@@ -60,6 +60,7 @@ def occupancy(
 ) -> Occupancy:
     """Blocks of one kernel that fit a multiprocessor, as `cuda_occupancy.h` computes it.
 
+    Where shared memory and L1 share their room, shared memory gets all that it can have.
     `registers` are a thread's. `static_shared_bytes` is what the code says, which from sm90 on has
     the system's 1 KB in it if it has anything.
     """
