@@ -77,9 +77,6 @@ def occupancy(
         "warps": most.warps // warps,
         "blocks": most.blocks,
     }
-    # The hardware refuses a block by its registers as if its warps came in fours.
-    if per_warp * _up(warps, PARTITIONS) > REGISTERS:
-        fits["registers"] = 0
     limit = min(fits, key=lambda name: fits[name])
     return Occupancy(fits[limit] * warps, fits[limit], most.warps, limit)
 

@@ -189,7 +189,9 @@ def test_a_loop_ends_with_the_last_branch_to_its_start() -> None:
 
 
 def test_code_that_streams_nothing_or_has_no_loop() -> None:
-    straight = read(sass("LDG.E.NA.128 R4, [R2.64]", "FADD R0, R4, R4", "EXIT"))
+    end = ["STG.E.NA.128 [R2.64], R8", "EXIT", ".L_x_0:", "BRA `(.L_x_0)"]
+    straight = read(sass("LDG.E.NA.128 R4, [R2.64]", "FADD R0, R4, R4", *end))
+    assert straight.streamed_loads == {16: 1}
     assert (straight.loop, straight.in_flight_bytes) == (None, 16)
     plain = read(STREAMING.replace(".NA", ""))
     assert (plain.streamed_loads, plain.in_flight_bytes) == ({}, None)
@@ -200,7 +202,9 @@ def test_code_that_streams_nothing_or_has_no_loop() -> None:
     assert [predict(SM86, code, HELD) for code in (straight, plain, empty)] == [None] * 3
 
 
-@pytest.mark.parametrize("opcode", ["IMMA.16832.S8.S8", "HMMA.1688.F32.TF32", "HGMMA.64x8x16"])
+@pytest.mark.parametrize(
+    "opcode", ["IMMA.16816.S8.S8", "HMMA.1688.F32.TF32", "HMMA.884.F32.F32", "HGMMA.64x8x16"]
+)
 def test_unknown_matrix_instructions_allow_no_prediction(opcode: str) -> None:
     code = read(STREAMING.replace("HMMA.16816.F32.BF16", opcode))
     assert code.loop is not None
