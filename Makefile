@@ -1,6 +1,7 @@
 # make build   environment in .venv, package installed, sm86 artifacts built
 # make test    formatting, lint, types, tests; what CI runs
 # make soak    the slow runs: 20 000 mutated artifact sets, none of which may be accepted
+# make inspect the budgets of every kernel, held against its machine code; no GPU
 # make gpu     the tests and measurements that need an NVIDIA GPU and a CUDA build of torch
 # make evidence  fails if a recorded GPU result no longer matches what the sources compile to
 # make lint, make format, make clean
@@ -11,20 +12,27 @@ GPU ?= h200
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# All of them, also those that are built on request.
+KERNELS := gemv gemv_any gemv_mma
 NATIVE := CMakeLists.txt $(wildcard loader/native/*)
 
-.PHONY: build test soak lint gpu evidence format clean
+.PHONY: build test soak inspect lint gpu evidence format clean
 
 build: $(STAMP)
 	$(BIN)/sonata-aot build --arch sm86
 
-test: lint
+test: lint inspect
 	$(BIN)/pytest -n auto --dist worksteal -m "not gpu"
 	$(BIN)/python -m benchmarks.figures --check
 	$(BIN)/python -m benchmarks.evidence --report
 
 soak: $(STAMP)
 	MUTATIONS=20000 $(BIN)/pytest -n auto --dist worksteal tests/artifacts/test_mutations.py
+
+inspect: $(STAMP)
+	directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	$(BIN)/sonata-aot build --arch sm86 --arch sm90 $(KERNELS:%=--kernel %) --out "$$directory" && \
+	$(BIN)/sonata-aot inspect --check "$$directory"
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -12,7 +12,7 @@ from typing import Any
 from ..artifacts import __version__, environment
 from ..artifacts.arch import Arch, cubin_min_cuda, dotted, normalise, ptx_min_cuda
 from ..artifacts.cubin import read_cubin
-from ..artifacts.declaration import Budget, entry_prefix, is_entry
+from ..artifacts.declaration import entry_prefix, is_entry
 from ..artifacts.errors import BuildError, SonataError
 from ..artifacts.manifest import (
     MAX_OBJECT_BYTES,
@@ -30,6 +30,7 @@ from ..artifacts.store import open_artifacts, prepare, publish, sha256
 from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major, ptx_isa
 from ..kernels import KernelSpec
 from ..kernels.tables import rules
+from .budget import over_budget
 from .cache import Cache, Entry
 from .plan import Job, jobs
 from .pool import Compiled, CompileFailed, run_tasks
@@ -238,15 +239,6 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
     if problems:
         raise _broken("; ".join(problems))
     return Entry(binary, cubin, ptx)
-
-
-def over_budget(binary: Binary, budget: Budget) -> list[str]:
-    """Each resource of which a binary uses more than its budget."""
-    return [
-        f"{name} is {getattr(binary, name)}, over the budget of {getattr(budget, name)}"
-        for name in ("registers", "spills", "stack_bytes")
-        if getattr(binary, name) > getattr(budget, name)
-    ]
 
 
 def _broken(problem: str) -> BuildError:

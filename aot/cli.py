@@ -244,6 +244,64 @@ def verify(directory: Path, as_json: bool) -> None:
 
 
 @main.command()
+@_directory_argument
+@click.option("--arch", metavar="ARCH", help="Only what was built for this architecture.")
+@click.option("--kernel", metavar="NAME", help="Only this kernel.")
+@click.option(
+    "--variant",
+    metavar="TEXT",
+    help="Only variants with these choices, such as m=2,side=a; shown in full.",
+)
+@click.option("--check", is_flag=True, help="Hold each binary against its budget; exit 1 if over.")
+@_json_option
+def inspect(
+    directory: Path,
+    arch: str | None,
+    kernel: str | None,
+    variant: str | None,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Show what decides a kernel's speed, read off its machine code.
+
+    Occupancy, loads and how much they have in flight, the instruction mix, and which resource of a
+    stated GPU bounds it. Needs no GPU. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    """
+    from ..artifacts.store import open_artifacts
+    from . import inspect_report, report
+    from .budget import breaches
+    from .inspect import inspect as run
+    from .inspect import select
+    from .progress import Progress
+
+    artifacts = open_artifacts(directory)
+    chosen = select(artifacts.manifest.binaries, arch=arch, kernel=kernel, variant=variant)
+    progress = Progress(quiet=as_json)
+    try:
+        figures = run(artifacts, chosen, progress)
+    finally:
+        progress.close()
+    budgets = {item.name: item.budget for item in artifacts.manifest.kernels}
+    found = [
+        (binary, item, breaches(item, budgets[binary.kernel], binary.variant))
+        for binary, item in zip(chosen, figures, strict=True)
+    ]
+    bad = sum(bool(broken) for *_, broken in found)
+    if as_json:
+        binaries = inspect_report.data(found)
+        report.print_json({"directory": str(directory), "ok": not bad, "binaries": binaries})
+    elif check:
+        click.echo("\n".join(inspect_report.verdict(*item) for item in found))
+        click.echo(f"{directory}: {len(found) - bad} within budget, {bad} not")
+    elif variant or len(found) == 1:
+        click.echo("\n\n".join(inspect_report.block(*item) for item in found))
+    else:
+        click.echo(inspect_report.tables(found))
+        click.echo("\nIn full, of some: --variant, as in `--variant m=2`")
+    sys.exit(1 if check and bad else 0)
+
+
+@main.command()
 @click.argument("directory", type=_DIRECTORY, required=False)
 @click.option("--arch", metavar="ARCH", help="As the loader's arch=: only this architecture.")
 @click.option("--allow-ptx", is_flag=True, help="As the loader's allow_ptx=True.")

@@ -56,11 +56,35 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Budget:
-    """Most of each that the machine code of any variant may use."""
+    """What the machine code of a variant may use, and what it must reach.
+
+    At most: `registers`, `spills` and `stack_bytes`.
+
+    At least, as expressions over integer choices, where 0 asks for nothing: `load_bytes`, the width
+    of each streamed load (one that leaves the L1 alone, as those of weights do); `in_flight_bytes`,
+    what a thread has under way by such loads before it uses the first; `warps`, how many a
+    multiprocessor holds. `dram_bound` is not 0 for a variant that nothing but DRAM may hold up, by
+    the prediction for the GPU that stands for the architecture.
+    """
 
     registers: Annotated[int, Range(1, 255)] = 255
     spills: Annotated[int, Range(0, 65536)] = 0
     stack_bytes: Annotated[int, Range(0, 2**20)] = 0
+    load_bytes: str = "0"
+    in_flight_bytes: str = "0"
+    warps: str = "0"
+    dram_bound: str = "0"
+
+    @property
+    def floors(self) -> dict[str, str]:
+        """What must be reached, by name."""
+        names = ("load_bytes", "in_flight_bytes", "warps", "dram_bound")
+        return {name: getattr(self, name) for name in names}
+
+    def floors_of(self, variant: Mapping[str, ChoiceValue]) -> dict[str, int]:
+        """What a variant must reach, by name."""
+        values = _integers(variant)
+        return {name: _parse(text).evaluate(values) for name, text in self.floors.items()}
 
 
 @dataclass(frozen=True)
@@ -117,7 +141,8 @@ class Declaration:
             self.block_layout.size <= MAX_PARAMETER_BYTES,
             f"parameters take more than {MAX_PARAMETER_BYTES} bytes",
         )
-        for text in (*self.block, self.shared_bytes, self.min_sm, self.programmatic):
+        least = self.budget.floors.values()
+        for text in (*self.block, self.shared_bytes, self.min_sm, self.programmatic, *least):
             self._check_names(text, set(self.choices))
         for text in self.grid:
             self._check_names(text, set(self.choices) | integers)
@@ -157,7 +182,8 @@ class Declaration:
             if parameter.kind == "pointer":
                 self.element(parameter, variant)
         text = {name for name, value in variant.items() if isinstance(value, str)}
-        for expression in (*self.grid, self.min_sm, self.programmatic):
+        least = self.budget.floors.values()
+        for expression in (*self.grid, self.min_sm, self.programmatic, *least):
             self._require(not _parse(expression).names & text, f"{expression!r} computes with text")
 
     def element(self, parameter: Parameter, variant: Mapping[str, ChoiceValue]) -> str:

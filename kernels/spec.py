@@ -37,6 +37,7 @@ class KernelSpec:
             self.declaration.shared_memory(variant)
             self.declaration.least_sm(variant)
             self.declaration.is_programmatic(variant)
+            self.declaration.budget.floors_of(variant)
 
     @property
     def name(self) -> str:

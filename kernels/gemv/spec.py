@@ -39,7 +39,10 @@ GEMV = Declaration(
     shared_bytes="4 * warps * m * (rows + 4) * (1 + persistent)",
     min_sm="80 + 10 * pdl",
     programmatic="pdl",
-    budget=Budget(registers=168),
+    # Two blocks a multiprocessor: one loads while the other sums.
+    budget=Budget(
+        registers=168, load_bytes="16", in_flight_bytes="64", warps="2 * warps", dram_bound="1"
+    ),
 )
 
 ANY = Declaration(
@@ -54,7 +57,14 @@ ANY = Declaration(
     block=("32 * warps", "1", "1"),
     grid=("ceildiv(n, rows)", "1", "1"),
     shared_bytes="4 * warps * m * (rows + 4)",
-    budget=Budget(registers=128),
+    # Single elements come through the L1, so only `wide` variants have streamed loads.
+    budget=Budget(
+        registers=128,
+        load_bytes="16 * wide",
+        in_flight_bytes="64 * wide",
+        warps="2 * warps",
+        dram_bound="wide",
+    ),
 )
 
 # (side, rows, warps, unroll, persistent) by m; `side`: which operand of the matrix instruction the

@@ -157,6 +157,13 @@ class TestWithoutTheBuildExtra:
         assert "pip install 'sonata-aot[build]'" in result.stderr
         assert not out.exists()
 
+    def test_so_does_inspect(self, without_build_extra: Path, built: Path) -> None:
+        result = self.run(without_build_extra, "inspect", built, "--json")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert len(result.stderr.splitlines()) == 1
+        assert "nvidia-cuda-nvdisasm is not installed" in result.stderr
+        assert "pip install 'sonata-aot[build]'" in result.stderr
+
     def test_everything_else_works(self, without_build_extra: Path, built: Path) -> None:
         assert self.run(without_build_extra, "--help").returncode == 0
         assert self.run(without_build_extra, "list", built).returncode == 0

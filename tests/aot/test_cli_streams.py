@@ -41,6 +41,7 @@ def in_a_shell(
         *(["list"], ["list", "--json"], ["verify"], ["verify", "--json"], ["doctor"]),
         *(["doctor", "--json"], ["--help"], ["build", "--help"], ["--version"]),
         *(["build", "--arch=sm86"], ["build", "--arch=sm86", "--json"]),
+        *(["inspect", "--arch=sm86"], ["inspect", "--check", "--arch=sm86"]),
     ],
     ids=" ".join,
 )

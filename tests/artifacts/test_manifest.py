@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from artifact_sets import Made, leaves, put, seal
 
-from sonata_aot.artifacts import choose, open_artifacts, verify
+from sonata_aot.artifacts import Budget, choose, open_artifacts, verify
 from sonata_aot.artifacts.errors import IntegrityError, ManifestError, SonataError
 from sonata_aot.artifacts.manifest import MAX_MANIFEST_BYTES, Manifest, binary_order
 from sonata_aot.artifacts.verify import Passed
@@ -67,6 +67,7 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("rules.0.variant.slots", 16, "nobody"),
     ("rules.0.variant.slots", 17, "manifest"),
     ("rules.0.launch.waves", 1, "nobody"),
+    *((f"kernels.0.budget.{name}", "1", "nobody") for name in Budget().floors),
     ("binaries.0.kernel", "even", "manifest"),
     ("binaries.0.variant.dtype", "bf16", "manifest"),
     ("binaries.0.variant.slots", 17, "manifest"),
