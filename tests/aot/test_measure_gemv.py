@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ def test_weights_of_a_rotation_do_not_overlap_and_exceed_it() -> None:
         weights = rotation.weights(shape)
         assert sum(weight.numel() * 2 for weight in weights) >= 10_000
         starts = [weight.data_ptr() for weight in weights]
-        assert all(b - a >= shape.bytes for a, b in zip(starts, starts[1:], strict=False))
+        assert all(b - a >= shape.bytes for a, b in itertools.pairwise(starts))
         assert all(start % 16 == starts[0] % 16 for start in starts)
         assert all(weight.is_contiguous() and weight.std() > 0.5 for weight in weights)
     few = rotation.weights(SMALL, 4_100)
