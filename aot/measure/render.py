@@ -132,7 +132,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         panels.setdefault((record["via"], case["dtype"], case["M"]), []).append(record)
     columns = 1 if len(panels) == 1 else 2
     rows = -(-len(panels) // columns)
-    figure = figures.Figure(figsize=(7 * columns, 4.6 * rows + 0.6), layout="constrained")
+    figure = figures.Figure(figsize=(7 * columns, 4.8 * rows + 1), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     ceiling = data["ceiling"]["gbps"]
     for index, (axis, (title, records)) in enumerate(zip(axes, panels.items(), strict=False)):
@@ -177,35 +177,16 @@ def _panel(axis: Any, title: str, records: Sequence[dict[str, Any]], ceiling: fl
     axis.plot(megabytes, theirs, marker="s", mfc="white", color=_THEIRS, label="cuBLAS", **style)
     ours = [gbps(record, "ours") for record in records]
     axis.plot(megabytes, ours, marker="o", color=_OURS, label="sonata-aot", **style)
-    for x, names in _neighbours(records):
-        axis.annotate(
-            "\n".join(names),
-            (x, 0.015),
-            xycoords=("data", "axes fraction"),
-            rotation=90,
-            fontsize=7,
-            color="#404040",
-            ha="center",
-            va="bottom",
-        )
     axis.set_xscale("log")
     axis.set_ylim(0, ceiling * 1.08)
     axis.set_title(title, fontsize=10, loc="left")
-    axis.set_xlabel("MB of weights")
-    axis.set_xticks(_ticks(megabytes), [f"{tick:g}" for tick in _ticks(megabytes)])
+    axis.set_xlabel("weight, N x K, and its MB")
+    places, names = zip(*_neighbours(records), strict=True)
+    axis.set_xticks(places, ["\n".join(lines) for lines in names], rotation=90, fontsize=7)
     axis.minorticks_off()
     axis.grid(alpha=0.25)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-
-
-def _ticks(megabytes: Sequence[float]) -> list[float]:
-    """1, 3, 10, ... around the sizes."""
-    least, most = min(megabytes), max(megabytes)
-    every = [step * 10.0**power for power in range(-3, 7) for step in (1, 3)]
-    low = max((tick for tick in every if tick <= least), default=least)
-    high = min((tick for tick in every if tick >= most), default=most)
-    return [tick for tick in every if low <= tick <= high]
 
 
 def _neighbours(records: Sequence[dict[str, Any]]) -> Iterable[tuple[float, list[str]]]:
@@ -216,6 +197,6 @@ def _neighbours(records: Sequence[dict[str, Any]]) -> Iterable[tuple[float, list
         if not groups or size > 1.15 * groups[-1][0][0]:
             groups.append(([], []))
         groups[-1][0].append(size)
-        groups[-1][1].append(f"{case['N']}x{case['K']}")
+        groups[-1][1].append(f"{case['N']}x{case['K']}  {size:.1f}")
     for sizes, names in groups:
         yield math.sqrt(sizes[0] * sizes[-1]), names

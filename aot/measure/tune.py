@@ -58,9 +58,11 @@ def launches(binary: Binary, constant: int, shape: Shape, multiprocessors: int) 
         for blocks in BLOCKS_PER_SM:
             for kb in amounts:
                 yield _launch(blocks_per_sm=blocks, ahead_kb=kb)
-        return
+    # A persistent variant does a tile a block as well, which may save the binary that is for that.
     yield _launch()
     yield _launch(ahead_kb=EVERYTHING_KB)
+    if variant["persistent"]:
+        return  # it asks for its own rows only
     resident = model.resident_blocks(binary)
     # Beyond the first wave there must be rows to ask for.
     if -(-shape.n // int(variant["rows"])) > resident * multiprocessors:

@@ -237,4 +237,7 @@ def test_shapes_of_one_size_share_a_label() -> None:
         for n, k in ((4096, 4096), (256, 2048), (2048, 8192), (8512, 2048))
     ]
     labels = [names for _, names in render._neighbours(records)]
-    assert labels == [["256x2048"], ["4096x4096", "2048x8192", "8512x2048"]]
+    assert labels == [
+        ["256x2048  1.0"],
+        ["4096x4096  33.6", "2048x8192  33.6", "8512x2048  34.9"],
+    ]

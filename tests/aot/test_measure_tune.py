@@ -82,12 +82,17 @@ def test_a_dependent_launch_may_ask_ahead() -> None:
 
 def test_a_persistent_variant_is_offered_every_fill_and_amount() -> None:
     large = ways(DEPENDENT[1], 1, Shape(16384, 2048))
+    a_tile_a_block = [(0, 0, 0), (0, EVERYTHING_KB, 0)]
     assert large == [
-        (blocks, kb, 0) for blocks in (2, 3, 4) for kb in (0, 8192, 24576, EVERYTHING_KB)
+        *((blocks, kb, 0) for blocks in (2, 3, 4) for kb in (0, 8192, 24576, EVERYTHING_KB)),
+        *a_tile_a_block,
     ]
     # 8 MB: asking for that much is asking for everything.
     small = ways(DEPENDENT[1], 1, Shape(2048, 2048))
-    assert small == [(blocks, kb, 0) for blocks in (2, 3, 4) for kb in (0, EVERYTHING_KB)]
+    assert small == [
+        *((blocks, kb, 0) for blocks in (2, 3, 4) for kb in (0, EVERYTHING_KB)),
+        *a_tile_a_block,
+    ]
 
 
 def test_everything_is_measured_quickly_and_the_best_again() -> None:
@@ -96,7 +101,7 @@ def test_everything_is_measured_quickly_and_the_best_again() -> None:
     found: list[table.Measurement] = []
     it.run(SHAPES, found)
     for shape in SHAPES:
-        for m, constant, count in ((1, 0, 2), (2, 0, 2), (1, 1, 2 + 6), (2, 1, 0)):
+        for m, constant, count in ((1, 0, 2), (2, 0, 2), (1, 1, 2 + 8), (2, 1, 0)):
             here = [
                 item
                 for item in found
