@@ -15,22 +15,10 @@ import click
 from ..artifacts import __version__, environment
 from ..artifacts.errors import SonataError
 from ..artifacts.places import default_artifacts
+from .measure_cli import bench, tune
+from .options import DIRECTORY as _DIRECTORY
 
 # Only what `--help` needs is imported above; each command brings its own.
-
-
-class _Directory(click.ParamType):
-    """A path whose faults our own errors explain; only nothing at all is no directory."""
-
-    name = "directory"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        if not str(value):
-            self.fail("an empty path", param, ctx)
-        return Path(value)
-
-
-_DIRECTORY = _Directory()
 
 
 class _Group(click.Group):
@@ -70,6 +58,10 @@ def _json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.version_option(__version__, prog_name="sonata-aot")
 def main() -> None:
     """Compile CuTe DSL kernels ahead of time, and look after what was compiled."""
+
+
+main.add_command(bench)
+main.add_command(tune)
 
 
 @main.command()

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import results, timing
+from benchmarks import results
 from sonata_aot import loader
+from sonata_aot.aot.measure import gpu, timing
 from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.places import default_artifacts
 
@@ -25,8 +26,6 @@ from sonata_aot.artifacts.places import default_artifacts
 SHAPES = ((2048, 4096), (8512, 2048), (16384, 2048))
 # M: one sequence, and one with classifier-free guidance.
 BATCHES = (1, 2)
-# Bytes of weights that are rotated through, well above the largest L2.
-ROTATION = 800_000_000
 
 
 def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
@@ -36,7 +35,7 @@ def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
 
 def measure(kernels: loader.Kernels, m: int, n: int, k: int) -> dict[str, Any]:
     """Errors and times of one shape, ours and cuBLAS's."""
-    copies = max(2, ROTATION // (2 * n * k))
+    copies = timing.copies(2 * n * k, timing.FULL.rotation)
     weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     reference = x.double() @ weights[0].double().T
@@ -60,8 +59,9 @@ def measure(kernels: loader.Kernels, m: int, n: int, k: int) -> dict[str, Any]:
     for output in (*ours, *theirs):
         output.fill_(float("nan"))
     ours_us, theirs_us = timing.replay_us(graphs, copies)
+    peak = gpu.machine().peak_gbps
     for us in (ours_us, theirs_us):
-        timing.require_possible(2 * n * k, us)
+        timing.require_possible(2 * n * k, us, peak, f"M={m} N={n} K={k}")
     for weight, y in zip(weights, ours, strict=True):
         error = relative_error(y, x.double() @ weight.double().T)
         assert error < 2**-8, f"a replay left something wrong: error {error}"

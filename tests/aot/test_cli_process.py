@@ -45,7 +45,9 @@ def best_seconds(command: list[str | Path], bar: float, tries: int) -> tuple[flo
     return processor, wall
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["build", "--help"], ["bench", "gemv", "--help"], ["--version"]]
+)
 def test_help_is_quick(arguments: list[str]) -> None:
     processor, wall = best_seconds([SCRIPT, *arguments], bar=0.15, tries=8)
     assert processor < 0.15
@@ -75,7 +77,11 @@ def imported(code: str, *arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["build", "--help"], ["list"], ["verify"], ["build", "--arch=sm86"]]
+    "arguments",
+    [
+        *(["--help"], ["build", "--help"], ["bench", "gemv", "--help"], ["tune", "gemv", "--help"]),
+        *(["list"], ["verify"], ["build", "--arch=sm86"]),
+    ],
 )
 def test_neither_torch_nor_the_compiler_is_imported(
     warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]

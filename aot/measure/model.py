@@ -1,0 +1,99 @@
+"""What a multiprocessor can hold, and what times on a larger GPU say about an A10G."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...artifacts.arch import Arch
+from ...artifacts.manifest import Binary
+
+WARP = 32
+_REGISTERS = 65536
+# Registers are given to a warp, and shared memory to a block, in units of so many.
+_REGISTER_UNIT = 256
+_SHARED_UNIT = 128
+_SHARED_RESERVED = 1024
+# Warps, KB of shared memory and blocks of a multiprocessor: CUDA C++ Programming Guide, "Technical
+# specifications per compute capability".
+_LIMITS = {
+    80: (64, 164, 32),
+    86: (48, 100, 16),
+    87: (48, 164, 16),
+    89: (48, 100, 24),
+    90: (64, 228, 32),
+    100: (64, 228, 32),
+    103: (64, 228, 32),
+    120: (48, 100, 24),
+    121: (48, 100, 24),
+}
+
+
+def resident_blocks(binary: Binary) -> int:
+    """Blocks of a binary that one multiprocessor of its architecture holds at once."""
+    most_warps, shared_kb, most_blocks = _LIMITS[Arch.parse(binary.arch).number]
+    x, y, z = binary.block
+    warps = -(-x * y * z // WARP)
+    each = _round_up(binary.registers * WARP, _REGISTER_UNIT)
+    # Registers belong to one of four schedulers, and so do warps.
+    by_registers = 4 * (_REGISTERS // 4 // each) // warps
+    shared = binary.shared_bytes + binary.static_shared_bytes + _SHARED_RESERVED
+    by_shared = shared_kb * 1024 // _round_up(shared, _SHARED_UNIT)
+    return min(most_blocks, most_warps // warps, by_registers, by_shared)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def bytes_in_flight(variant: Mapping[str, int | str]) -> int:
+    """Bytes of weights that each thread of a variant of `gemv` has under way before it uses any."""
+    m, rows, unroll = (int(variant[name]) for name in ("m", "rows", "unroll"))
+    parts = 16 // max(m, 2) if variant["side"] == "b" else 8 // m
+    # Weight rows that one load of a warp spans.
+    load_rows = 8 // parts
+    return 16 * unroll * max(1, rows // load_rows)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU that is not at hand."""
+
+    name: str
+    multiprocessors: int
+    gbps: float
+    latency_us: float
+
+    @property
+    def least_in_flight(self) -> float:
+        """Twice the bytes that its memory delivers within its latency (Little's law)."""
+        return 2 * self.latency_us * self.gbps * 1e3
+
+    def keeps_busy(self, binary: Binary) -> bool:
+        """Whether a binary has enough bytes under way to keep its memory busy."""
+        x, y, z = binary.block
+        threads = resident_blocks(binary) * x * y * z * self.multiprocessors
+        return threads * bytes_in_flight(binary.variant) >= self.least_in_flight
+
+    def factor(self, n: int, rows: int, measured_multiprocessors: int) -> float:
+        """What turns a time measured on another number of multiprocessors into a score here."""
+        blocks = -(-n // rows)
+        return imbalance(blocks, self.multiprocessors) / imbalance(blocks, measured_multiprocessors)
+
+    def sentence(self) -> str:
+        """The model, for a table's origin."""
+        return (
+            f"They are scored for an {self.name}: time x i({self.multiprocessors}) / i(SMs of the "
+            "GPU), where i(s) = ceil(blocks / s) x s / blocks; variants with less than "
+            f"{self.least_in_flight / 1e3:.0f} KB of weights in flight on {self.multiprocessors} "
+            f"SMs (twice {self.latency_us} us x {self.gbps:.0f} GB/s) were left out."
+        )
+
+
+# 80 multiprocessors and 600 GB/s by its data sheet; the latency is an assumption.
+TARGETS = {"a10g": Target("A10G", 80, 600.0, 0.6)}
+
+
+def imbalance(blocks: int, multiprocessors: int) -> float:
+    """Time of the last wave of blocks over a perfect share: 1 where every SM has as many."""
+    return -(-blocks // multiprocessors) * multiprocessors / blocks
