@@ -27,9 +27,7 @@ class Kernels:
         tables: Mapping[str, Table],
         multiprocessors: Mapping[int, int],
     ) -> None:
-        """What was loaded: by device what it got and how many multiprocessors it has; by kernel its
-        table.
-        """
+        """`choices` and `multiprocessors` are by device, `tables` of what was loaded by kernel."""
         self._artifacts = artifacts
         self._choices = dict(choices)
         self._tables = dict(tables)
