@@ -184,6 +184,7 @@ def _panel(axis: Any, title: str, records: Sequence[dict[str, Any]], ceiling: fl
     places, names = zip(*_neighbours(records), strict=True)
     axis.set_xticks(places, ["\n".join(lines) for lines in names], rotation=90, fontsize=7)
     axis.minorticks_off()
+    axis.label_outer()
     axis.grid(alpha=0.25)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -18,6 +18,7 @@ A10G = model.TARGETS["a10g"]
         ("sm86", 8, 64, 0, 4),  # 4 x 8 warps of 2048 registers
         ("sm86", 8, 72, 0, 3),  # 7 warps a scheduler
         ("sm86", 8, 73, 0, 3),  # 80 by units of 8: 6 warps a scheduler
+        ("sm90", 1, 73, 0, 24),  # and not the 25 of all registers together
         ("sm90", 16, 168, 0, 0),  # 3 warps a scheduler are 12
         ("sm86", 1, 32, 0, 16),  # blocks
         ("sm90", 1, 32, 0, 32),

@@ -136,6 +136,15 @@ def test_a_cover_serves_every_cell_with_no_name_too_many(
     assert len(chosen) <= fewest + 1
 
 
+def test_a_name_that_later_ones_make_needless_goes() -> None:
+    able = {"a": (1, 2, 3, 4), "b": (1, 2, 5), "c": (3, 4, 6)}
+    slower = {
+        cell: {name: 1.0 if cell in cells else 2.0 for name, cells in able.items()}
+        for cell in range(1, 7)
+    }
+    assert sorted(table.cover(slower, 1.01)) == ["b", "c"]
+
+
 def test_one_variant_that_is_nearly_best_everywhere_replaces_three() -> None:
     items = [
         *(measured(100, 8, 1, 1.000), measured(100, 8, 2, 2.0), measured(100, 8, 3, 1.009)),
@@ -243,3 +252,8 @@ def test_the_file_says_what_the_rules_say(items: list[Measurement], origin: str)
         for r in read["gemv"]["rules"]
     ] == rules
     assert not {"m", "dtype"} & {name for row in rules for name in row.variant}
+
+
+@pytest.mark.parametrize("origin", ["", "\x7f", "\x00\n\t", 'say "x" \\ twice', "ÿ \U0001f600"])
+def test_any_origin_can_be_written(origin: str) -> None:
+    assert tomllib.loads(table.toml("gemv", origin, []))["gemv"]["origin"] == origin

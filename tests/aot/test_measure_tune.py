@@ -142,6 +142,19 @@ def test_a_lucky_first_reading_does_not_win() -> None:
     assert [rule["variant"]["rows"] for rule in rules] == [4]
 
 
+def test_who_is_measured_again_is_decided_by_score() -> None:
+    many = [binary(variant(rows=rows)) for rows in range(1, 9)]
+
+    def slowest_first(item: table.Measurement) -> float:
+        return 100.0 / item.us
+
+    it, _ = tuner(Gpu(cost), many, score=slowest_first)
+    found: list[table.Measurement] = []
+    it.run(SHAPES[:1], found)
+    again = {item.variant["rows"] for item in found if item.full}
+    assert again == set(range(8, 8 - tune.FINALISTS, -1))
+
+
 def test_a_wrong_variant_is_left_out_and_the_rest_is_measured() -> None:
     gpu = Gpu(cost)
     it, gemv = tuner(gpu, PLAIN)
