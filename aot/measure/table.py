@@ -106,19 +106,27 @@ def choose(
     Raises:
         SonataError: a cell has no measurement whose score is finite.
     """
-    groups: dict[tuple[int, int], dict[Cell, list[Measurement]]] = {}
+    groups: dict[int, dict[_Case, list[Measurement]]] = {}
     for item in measurements:
-        cells = groups.setdefault((item.m, item.constant), {})
-        cells.setdefault(item.shape, []).append(item)
-    return {key: _choose_for(key, cells, score, tolerance) for key, cells in sorted(groups.items())}
+        cases = groups.setdefault(item.m, {})
+        cases.setdefault((item.constant, *item.shape), []).append(item)
+    chosen: dict[tuple[int, int], dict[Cell, Measurement]] = {}
+    for m, cases in sorted(groups.items()):
+        for (constant, n, k), item in sorted(_choose_for(m, cases, score, tolerance).items()):
+            chosen.setdefault((m, constant), {})[n, k] = item
+    return chosen
+
+
+# Constant or not, N, K: calls of each kind may share a variant.
+_Case = tuple[int, int, int]
 
 
 def _choose_for(
-    key: tuple[int, int], cells: dict[Cell, list[Measurement]], score: Score, tolerance: float
-) -> dict[Cell, Measurement]:
-    # The fastest launch of each variant in each cell.
-    best: dict[Cell, dict[str, Measurement]] = {}
-    for cell, items in sorted(cells.items()):
+    m: int, cases: dict[_Case, list[Measurement]], score: Score, tolerance: float
+) -> dict[_Case, Measurement]:
+    # The fastest launch of each variant in each case.
+    best: dict[_Case, dict[str, Measurement]] = {}
+    for case, items in sorted(cases.items()):
         full = [item for item in items if item.full] or items
         by_variant: dict[str, Measurement] = {}
         for item in sorted(full, key=score):
@@ -126,18 +134,18 @@ def _choose_for(
                 by_variant.setdefault(item.key, item)
         if not by_variant:
             raise SonataError(
-                f"m={key[0]} constant={key[1]} N={cell[0]} K={cell[1]}: no variant is left",
+                f"m={m} constant={case[0]} N={case[1]} K={case[2]}: no variant is left",
                 remedy="build more variants, or tune without --model",
             )
-        best[cell] = by_variant
+        best[case] = by_variant
     slower = {
-        cell: {name: score(item) / min(map(score, items.values())) for name, item in items.items()}
-        for cell, items in best.items()
+        case: {name: score(item) / min(map(score, items.values())) for name, item in items.items()}
+        for case, items in best.items()
     }
-    chosen = cover(slower, 1 + tolerance)
+    names = cover(slower, 1 + tolerance)
     return {
-        cell: min((item for name, item in items.items() if name in chosen), key=score)
-        for cell, items in best.items()
+        case: min((item for name, item in items.items() if name in names), key=score)
+        for case, items in best.items()
     }
 
 

@@ -47,10 +47,10 @@ Launch = dict[str, int]
 def launches(binary: Binary, constant: int, shape: Shape, multiprocessors: int) -> Iterator[Launch]:
     """The ways to launch a variant that are measured; none if it is not for such calls."""
     variant = binary.variant
-    if constant != int(variant.get("pdl", 0)):
-        return
     if not constant:
         yield _launch()
+        return
+    if not variant.get("pdl", 0):
         return
     kilobytes = shape.bytes / 1024
     amounts = [kb for kb in AHEAD_KB if kb < kilobytes] + [EVERYTHING_KB]

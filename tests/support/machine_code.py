@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sonata_aot.aot.sass import Instruction, loops
+from sonata_aot.aot.sass import Instruction, loops, parse
 
-__all__ = ["assert_fixed_order", "assert_quick", "loops"]
+__all__ = ["assert_fixed_order", "assert_quick", "innermost", "loops"]
 
 
 def innermost(text: str, mnemonic: str) -> tuple[Instruction, ...]:
