@@ -102,15 +102,15 @@ class Tuner:
     quick: Effort = QUICK
     full: Effort = FULL
     progress: Progress = print
-    # Variants that computed something else; the others are measured all the same.
-    wrong: list[WrongResult] = field(default_factory=list)
+    # Launches that were refused, or computed something else; the others are measured all the same.
+    failures: list[SonataError] = field(default_factory=list)
 
     def run(self, shapes: Sequence[Shape], into: list[Measurement]) -> None:
         """Append a measurement of everything to `into`, which is of use at any moment.
 
         Raises:
-            WrongResult: at the end, if any variant computed something else.
-            SonataError: a figure that is beyond the memory's peak rate.
+            SonataError: at the end, if a launch was refused or computed something else; at once, if
+                a figure is beyond the memory's peak rate.
         """
         began = time.monotonic()
         rotation = Rotation(shapes, DTYPE, self.device, self.full.rotation)
@@ -124,10 +124,10 @@ class Tuner:
                     f"{time.monotonic() - began:5.0f} s  shape {index + 1} of {len(shapes)}, "
                     f"{shape} m={m}: {quick} launches, {len(into) - before - quick} of them again"
                 )
-        if self.wrong:
-            raise WrongResult(
-                f"{len(self.wrong)} launches were wrong; the first: {self.wrong[0].what}",
-                remedy=self.wrong[0].remedy,
+        if self.failures:
+            raise SonataError(
+                f"{len(self.failures)} launches failed, the first of them: {self.failures[0].what}",
+                remedy=f"{self.failures[0].remedy}; or make the table of the others with --measured",
             )
 
     def _inputs(self, rotation: Rotation, shape: Shape, m: int) -> tuple[_Inputs, _Inputs]:
@@ -166,8 +166,8 @@ class Tuner:
                 )
                 try:
                     found += self._time([blank], quick)
-                except WrongResult as error:
-                    self.wrong.append(error)
+                except (WrongResult, ArgumentError) as error:
+                    self.failures.append(error)
                     continue
                 into.append(found[-1])
         best = table.finalists(found, self.score, most=FINALISTS, within=NEARLY)

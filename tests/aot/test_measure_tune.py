@@ -12,7 +12,6 @@ import pytest
 
 from measure_fakes import FakeGemv, Gpu, Launched, binary, variant
 from sonata_aot.aot.measure import table, tune
-from sonata_aot.aot.measure.operands import WrongResult
 from sonata_aot.aot.measure.shapes import Shape
 from sonata_aot.aot.measure.timing import Effort
 from sonata_aot.aot.measure.tune import EVERYTHING_KB, Raw, Tuner, launches
@@ -165,7 +164,7 @@ def test_a_wrong_variant_is_left_out_and_the_rest_is_measured() -> None:
 
     gemv.damage = damage
     found: list[table.Measurement] = []
-    with pytest.raises(WrongResult, match=r"4 launches were wrong.*N=64 K=32 .*rows=4"):
+    with pytest.raises(SonataError, match=r"4 launches failed.*N=64 K=32 .*rows=4.*--measured"):
         it.run(SHAPES, found)
     assert {item.variant["rows"] for item in found} == {8}
     assert {item.m for item in found} == {1, 2}
@@ -176,8 +175,24 @@ def test_a_variant_that_does_a_part_of_its_work_is_wrong() -> None:
     gpu = Gpu(cost)
     it, _ = tuner(gpu, PLAIN)
     gpu.replays = False
-    with pytest.raises(WrongResult, match="nan"):
+    with pytest.raises(SonataError, match="nan"):
         it.run(SHAPES, [])
+
+
+def test_a_launch_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, gemv = tuner(Gpu(cost), DEPENDENT)
+    using = gemv.using
+
+    def refusing(variant: Any, launch: Any, *, constant: bool = False) -> Any:
+        if launch["blocks_per_sm"] == 3:
+            raise ArgumentError("gemv: blocks_per_sm = 3", remedy="pass another")
+        return using(variant, launch, constant=constant)
+
+    monkeypatch.setattr(gemv, "using", refusing)
+    found: list[table.Measurement] = []
+    with pytest.raises(SonataError, match=r"4 launches failed.*blocks_per_sm = 3; pass another"):
+        it.run(SHAPES, found)
+    assert {item.launch["blocks_per_sm"] for item in found} == {0, 2, 4}
 
 
 def test_a_time_beyond_the_memory_is_refused_in_the_full_round_only() -> None:
