@@ -125,9 +125,10 @@ class Tuner:
                     f"{shape} m={m}: {quick} launches, {len(into) - before - quick} of them again"
                 )
         if self.failures:
+            first = self.failures[0]
             raise SonataError(
-                f"{len(self.failures)} launches failed, the first of them: {self.failures[0].what}",
-                remedy=f"{self.failures[0].remedy}; or make the table of the others with --measured",
+                f"{len(self.failures)} launches failed, the first of them: {first.what}",
+                remedy=f"{first.remedy}; or make the table of the others with --measured",
             )
 
     def _inputs(self, rotation: Rotation, shape: Shape, m: int) -> tuple[_Inputs, _Inputs]:
