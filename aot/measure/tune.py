@@ -127,7 +127,7 @@ class Tuner:
         if self.failures:
             first = self.failures[0]
             raise SonataError(
-                f"{len(self.failures)} launches failed, the first of them: {first.what}",
+                f"launches that failed: {len(self.failures)}, the first: {first.what}",
                 remedy=f"{first.remedy}; or make the table of the others with --measured",
             )
 
@@ -165,12 +165,9 @@ class Tuner:
                     full=False,
                     binary=binary.payload(self.form).sha256,
                 )
-                try:
-                    found += self._time([blank], quick)
-                except (WrongResult, ArgumentError) as error:
-                    self.failures.append(error)
-                    continue
-                into.append(found[-1])
+                measured = self._time([blank], quick)
+                found += measured
+                into += measured
         best = table.finalists(found, self.score, most=FINALISTS, within=NEARLY)
         if best:
             again = self._time([replace(item, full=True) for item in best], full)
@@ -181,7 +178,7 @@ class Tuner:
             into += again
 
     def _time(self, items: Sequence[Measurement], inputs: _Inputs) -> list[Measurement]:
-        """Measure variants in turn, and check what each has written."""
+        """Measure variants in turn, and keep those that wrote what they should."""
         outputs = [Outputs(inputs.x, items[0].n, len(inputs.weights)) for _ in items]
 
         def calls(item: Measurement, into: Outputs) -> list[Call]:
@@ -196,11 +193,21 @@ class Tuner:
             for each in outputs:
                 each.poison()
 
-        passes = [calls(*pair) for pair in zip(items, outputs, strict=True)]
-        times = self.timer(passes, inputs.effort, poison)
-        for item, output in zip(items, outputs, strict=True):
-            inputs.ends.error(output.all[[0, -1]], _case(item))
-        return [replace(item, us=us) for item, us in zip(items, times, strict=True)]
+        try:
+            passes = [calls(*pair) for pair in zip(items, outputs, strict=True)]
+            times = self.timer(passes, inputs.effort, poison)
+        except ArgumentError as error:
+            self.failures.append(error)
+            return []
+        kept = []
+        for item, us, output in zip(items, times, outputs, strict=True):
+            try:
+                inputs.ends.error(output.all[[0, -1]], _case(item))
+            except WrongResult as error:
+                self.failures.append(error)
+            else:
+                kept.append(replace(item, us=us))
+        return kept
 
 
 def _case(item: Measurement) -> str:
@@ -215,11 +222,6 @@ def tuned_binaries(directory: Path, arch: str) -> list[Binary]:
         VariantMissing: some are not in the directory, with the build that adds them.
     """
     manifest = open_artifacts(directory).manifest
-    present = [
-        binary
-        for binary in manifest.binaries
-        if (binary.kernel, binary.arch, binary.variant.get("dtype")) == (KERNEL, arch, DTYPE)
-    ]
     spec = builtin()[KERNEL]
     number = Arch.parse(arch).number
     wanted = [
@@ -227,8 +229,12 @@ def tuned_binaries(directory: Path, arch: str) -> list[Binary]:
         for variant in spec.variants
         if variant.get("dtype") == DTYPE and spec.declaration.least_sm(variant) <= number
     ]
-    have = [binary.variant for binary in present]
-    missing = sum(variant not in have for variant in wanted)
+    present = [
+        binary
+        for binary in manifest.binaries
+        if (binary.kernel, binary.arch) == (KERNEL, arch) and binary.variant in wanted
+    ]
+    missing = len(wanted) - len(present)
     if missing:
         archs = sorted({*manifest.selection.archs, arch})
         names = sorted({KERNEL, "read", *(d.name for d in manifest.kernels)})
