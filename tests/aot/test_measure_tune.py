@@ -164,7 +164,9 @@ def test_a_wrong_variant_is_left_out_and_the_rest_is_measured() -> None:
 
     gemv.damage = damage
     found: list[table.Measurement] = []
-    with pytest.raises(SonataError, match=r"launches that failed: 4,.*N=64 K=32 .*rows=4.*--measured"):
+    with pytest.raises(
+        SonataError, match=r"launches that failed: 4,.*N=64 K=32 .*rows=4.*--measured"
+    ):
         it.run(SHAPES, found)
     assert {item.variant["rows"] for item in found} == {8}
     assert {item.m for item in found} == {1, 2}
@@ -209,7 +211,9 @@ def test_a_launch_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(gemv, "using", refusing)
     found: list[table.Measurement] = []
-    with pytest.raises(SonataError, match=r"launches that failed: 4,.*blocks_per_sm = 3; pass another"):
+    with pytest.raises(
+        SonataError, match=r"launches that failed: 4,.*blocks_per_sm = 3; pass another"
+    ):
         it.run(SHAPES, found)
     assert {item.launch["blocks_per_sm"] for item in found} == {0, 2, 4}
 
