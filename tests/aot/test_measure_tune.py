@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,21 +313,44 @@ def test_nothing_makes_no_table() -> None:
         tune.make(Raw(dict(HEAD)), PLAIN, None, 0.01)
 
 
-def test_a_directory_must_hold_every_declared_variant(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    have = tune.tuned_binaries(built, "sm86")
-    assert have
-    assert {b.arch for b in have} == {"sm86"}
-    spec = tune.builtin()["gemv"]
-    more = tuple({**v, "m": 7} for v in spec.variants if v["m"] == 1)
-    wider = dataclasses.replace(spec, variants=(*spec.variants, *more))
-    monkeypatch.setattr(tune, "builtin", lambda: {"gemv": wider})
-    with pytest.raises(VariantMissing, match=r"lacks \d+ of the \d+ .* sm86") as raised:
-        tune.tuned_binaries(built, "sm86")
-    narrower = dataclasses.replace(spec, variants=spec.variants[:1])
-    monkeypatch.setattr(tune, "builtin", lambda: {"gemv": narrower})
-    assert [b.variant for b in tune.tuned_binaries(built, "sm86")] == [spec.variants[0]]
-    assert "sonata-aot build --all --arch sm86 --arch sm90 --kernel gemv" in raised.value.remedy
-    assert "--kernel read" in raised.value.remedy
-    assert str(built) in raised.value.remedy
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A directory with PLAIN and more for sm90, and a declaration of just PLAIN."""
+    others = [
+        binary(variant(rows=64)),
+        binary(variant(rows=4, dtype="f16")),
+        binary(variant(rows=4), arch="sm86"),
+        binary(variant(rows=4), kernel="gemv_any"),
+    ]
+    manifest = SimpleNamespace(
+        binaries=[*PLAIN, *others],
+        selection=SimpleNamespace(archs=("sm86", "sm90")),
+        kernels=[SimpleNamespace(name="gemv"), SimpleNamespace(name="gemv_any")],
+    )
+    spec = SimpleNamespace(
+        variants=[*(b.variant for b in PLAIN), variant(rows=4, dtype="f16")],
+        declaration=SimpleNamespace(least_sm=lambda variant: 80 + 10 * variant["pdl"]),
+    )
+    monkeypatch.setattr(tune, "open_artifacts", lambda path: SimpleNamespace(manifest=manifest))
+    monkeypatch.setattr(tune, "builtin", lambda: {"gemv": spec})
+    return spec
+
+
+def test_declared_variants_of_one_arch_and_dtype_are_tuned(declared: SimpleNamespace) -> None:
+    assert tune.tuned_binaries(Path("there"), "sm90") == PLAIN
+
+
+def test_a_directory_must_hold_every_declared_variant(declared: SimpleNamespace) -> None:
+    declared.variants += [variant(rows=2), variant(rows=2, dtype="f16")]
+    with pytest.raises(VariantMissing, match=r"there lacks 1 of the 5 .* sm90") as raised:
+        tune.tuned_binaries(Path("there"), "sm90")
+    assert (
+        "`sonata-aot build --all --arch sm86 --arch sm90 --kernel gemv --kernel gemv_any "
+        "--kernel read --out there`"
+    ) in raised.value.remedy
+
+
+def test_what_is_for_newer_archs_is_not_missed(declared: SimpleNamespace) -> None:
+    declared.variants = [variant(rows=4), variant(rows=4, pdl=1)]
+    (found,) = tune.tuned_binaries(Path("there"), "sm86")
+    assert (found.arch, found.kernel) == ("sm86", "gemv")
