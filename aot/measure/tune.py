@@ -102,15 +102,15 @@ class Tuner:
     quick: Effort = QUICK
     full: Effort = FULL
     progress: Progress = print
-    # Variants that computed something else; the others are measured all the same.
-    wrong: list[WrongResult] = field(default_factory=list)
+    # Launches that were refused, or computed something else; the others are measured all the same.
+    failures: list[SonataError] = field(default_factory=list)
 
     def run(self, shapes: Sequence[Shape], into: list[Measurement]) -> None:
         """Append a measurement of everything to `into`, which is of use at any moment.
 
         Raises:
-            WrongResult: at the end, if any variant computed something else.
-            SonataError: a figure that is beyond the memory's peak rate.
+            SonataError: at the end, if a launch was refused or computed something else; at once, if
+                a figure is beyond the memory's peak rate.
         """
         began = time.monotonic()
         rotation = Rotation(shapes, DTYPE, self.device, self.full.rotation)
@@ -124,10 +124,11 @@ class Tuner:
                     f"{time.monotonic() - began:5.0f} s  shape {index + 1} of {len(shapes)}, "
                     f"{shape} m={m}: {quick} launches, {len(into) - before - quick} of them again"
                 )
-        if self.wrong:
-            raise WrongResult(
-                f"{len(self.wrong)} launches were wrong; the first: {self.wrong[0].what}",
-                remedy=self.wrong[0].remedy,
+        if self.failures:
+            first = self.failures[0]
+            raise SonataError(
+                f"launches that failed: {len(self.failures)}, the first: {first.what}",
+                remedy=f"{first.remedy}; or make the table of the others with --measured",
             )
 
     def _inputs(self, rotation: Rotation, shape: Shape, m: int) -> tuple[_Inputs, _Inputs]:
@@ -164,12 +165,9 @@ class Tuner:
                     full=False,
                     binary=binary.payload(self.form).sha256,
                 )
-                try:
-                    found += self._time([blank], quick)
-                except WrongResult as error:
-                    self.wrong.append(error)
-                    continue
-                into.append(found[-1])
+                measured = self._time([blank], quick)
+                found += measured
+                into += measured
         best = table.finalists(found, self.score, most=FINALISTS, within=NEARLY)
         if best:
             again = self._time([replace(item, full=True) for item in best], full)
@@ -180,7 +178,7 @@ class Tuner:
             into += again
 
     def _time(self, items: Sequence[Measurement], inputs: _Inputs) -> list[Measurement]:
-        """Measure variants in turn, and check what each has written."""
+        """Measure variants in turn, and keep those that wrote what they should."""
         outputs = [Outputs(inputs.x, items[0].n, len(inputs.weights)) for _ in items]
 
         def calls(item: Measurement, into: Outputs) -> list[Call]:
@@ -195,11 +193,21 @@ class Tuner:
             for each in outputs:
                 each.poison()
 
-        passes = [calls(*pair) for pair in zip(items, outputs, strict=True)]
-        times = self.timer(passes, inputs.effort, poison)
-        for item, output in zip(items, outputs, strict=True):
-            inputs.ends.error(output.all[[0, -1]], _case(item))
-        return [replace(item, us=us) for item, us in zip(items, times, strict=True)]
+        try:
+            passes = [calls(*pair) for pair in zip(items, outputs, strict=True)]
+            times = self.timer(passes, inputs.effort, poison)
+        except ArgumentError as error:
+            self.failures.append(error)
+            return []
+        kept = []
+        for item, us, output in zip(items, times, outputs, strict=True):
+            try:
+                inputs.ends.error(output.all[[0, -1]], _case(item))
+            except WrongResult as error:
+                self.failures.append(error)
+            else:
+                kept.append(replace(item, us=us))
+        return kept
 
 
 def _case(item: Measurement) -> str:
@@ -214,11 +222,6 @@ def tuned_binaries(directory: Path, arch: str) -> list[Binary]:
         VariantMissing: some are not in the directory, with the build that adds them.
     """
     manifest = open_artifacts(directory).manifest
-    present = [
-        binary
-        for binary in manifest.binaries
-        if (binary.kernel, binary.arch, binary.variant.get("dtype")) == (KERNEL, arch, DTYPE)
-    ]
     spec = builtin()[KERNEL]
     number = Arch.parse(arch).number
     wanted = [
@@ -226,8 +229,12 @@ def tuned_binaries(directory: Path, arch: str) -> list[Binary]:
         for variant in spec.variants
         if variant.get("dtype") == DTYPE and spec.declaration.least_sm(variant) <= number
     ]
-    have = [binary.variant for binary in present]
-    missing = sum(variant not in have for variant in wanted)
+    present = [
+        binary
+        for binary in manifest.binaries
+        if (binary.kernel, binary.arch) == (KERNEL, arch) and binary.variant in wanted
+    ]
+    missing = len(wanted) - len(present)
     if missing:
         archs = sorted({*manifest.selection.archs, arch})
         names = sorted({KERNEL, "read", *(d.name for d in manifest.kernels)})

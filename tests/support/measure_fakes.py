@@ -12,6 +12,9 @@ from sonata_aot.aot.measure.gpu import Loaded
 from sonata_aot.aot.measure.timing import Effort, Pass
 from sonata_aot.artifacts.manifest import Binary, Payload
 
+# The products are tiny, and other tests share the cores.
+torch.set_num_threads(1)
+
 # What a launch was: its kernel and all that tells it from others.
 Launched = tuple[Any, ...]
 
