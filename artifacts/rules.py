@@ -100,7 +100,8 @@ def _problems(
         for index in indices:
             if _names(rules[index]) != names:
                 yield f"rules[{index}]: {_other_names(rules[index], first)}"
-            for problem in _value_problems(rules[index]):
+            problem = _value_problem(rules[index])
+            if problem is not None:
                 yield f"rules[{index}]: {problem}"
         yield from _unbuilt(rules, indices, variants.get(group, ()))
         yield from _uncovered(rules, indices)
@@ -137,13 +138,14 @@ def _other_names(rule: Rule, first: Rule) -> str:
     return f"{field} names {list(own)}, other rules of {rule.kernel} {list(others)}"
 
 
-def _value_problems(rule: Rule) -> Iterator[str]:
+def _value_problem(rule: Rule) -> str | None:
     for name, (low, high) in rule.sizes.items():
         if low > high:
-            yield f"size {name!r} is from {low} to {high}"
+            return f"size {name!r} is from {low} to {high}"
     for name, value in rule.when.items():
         if rule.variant.get(name, value) != value:
-            yield f"{name!r} is {value} in when, but {rule.variant[name]} in variant"
+            return f"{name!r} is {value} in when, but {rule.variant[name]} in variant"
+    return None
 
 
 def _unbuilt(

@@ -351,7 +351,9 @@ def _dataclass_reader(kind: Any) -> Reader:
             raise _unlike("an object", data)
         if tuple(data) != names:
             raise _Wrong(_wrong_keys(data, names))
-        fields: dict[str, Any] = {}
+        # What `kind(**fields)` does, but that sets the fields of a frozen class one slow call each.
+        value = object.__new__(kind)
+        fields = value.__dict__
         name = ""
         try:
             for name, reader in readers:
@@ -359,9 +361,6 @@ def _dataclass_reader(kind: Any) -> Reader:
         except _Wrong as wrong:
             wrong.way.append(f".{name}")
             raise
-        # What `kind(**fields)` does, but that sets the fields of a frozen class one slow call each.
-        value = object.__new__(kind)
-        value.__dict__.update(fields)
         if check is not None:
             check(value)
         return value
