@@ -149,10 +149,13 @@ class Declaration:
 
     def _require(self, condition: bool, problem: str) -> None:
         if not condition:
-            raise ManifestError(
-                f"declaration of kernel {self.name!r}: {problem}",
-                remedy="correct the kernel's declaration and rebuild",
-            )
+            raise self._error(problem)
+
+    def _error(self, problem: str) -> ManifestError:
+        return ManifestError(
+            f"declaration of kernel {self.name!r}: {problem}",
+            remedy="correct the kernel's declaration and rebuild",
+        )
 
     def _check_names(self, text: str, allowed: set[str]) -> None:
         unknown = sorted(_parse(text).names - allowed)
@@ -163,7 +166,7 @@ class Declaration:
         """Packs the run-time arguments, in order, into the kernel's parameter block."""
         return _layout(tuple(parameter.kind for parameter in self.parameters))
 
-    @property
+    @functools.cached_property
     def offsets(self) -> tuple[tuple[int, int], ...]:
         """Offset and size in bytes of each parameter in the block, by C's layout rules."""
         return _offsets(tuple(parameter.kind for parameter in self.parameters))
@@ -174,17 +177,30 @@ class Declaration:
         Raises:
             ManifestError: the names differ, or a pointer's element is then not a dtype.
         """
-        self._require(
-            tuple(variant) == self.choices,
-            f"variant has choices {list(variant)}, not {list(self.choices)}",
-        )
-        for parameter in self.parameters:
-            if parameter.kind == "pointer":
+        if tuple(variant) != self.choices:
+            raise self._error(f"variant has choices {list(variant)}, not {list(self.choices)}")
+        for parameter in self._typed_by_choice:
+            if variant[str(parameter.element)] not in DTYPE_BYTES:
                 self.element(parameter, variant)
-        text = {name for name, value in variant.items() if isinstance(value, str)}
-        least = self.budget.floors.values()
-        for expression in (*self.grid, self.min_sm, self.programmatic, *least):
-            self._require(not _parse(expression).names & text, f"{expression!r} computes with text")
+        for name, expression in self._computing:
+            if isinstance(variant[name], str):
+                raise self._error(f"{expression!r} computes with text")
+
+    @functools.cached_property
+    def _typed_by_choice(self) -> tuple[Parameter, ...]:
+        """Pointers whose element a choice decides."""
+        return tuple(p for p in self.parameters if p.element in self.choices)
+
+    @functools.cached_property
+    def _computing(self) -> tuple[tuple[str, str], ...]:
+        """Choices that must be integers, each with an expression that computes with it."""
+        expressions = (*self.grid, self.min_sm, self.programmatic, *self.budget.floors.values())
+        return tuple(
+            (name, text)
+            for text in expressions
+            for name in sorted(_parse(text).names)
+            if name in self.choices
+        )
 
     def element(self, parameter: Parameter, variant: Mapping[str, ChoiceValue]) -> str:
         """The dtype that a pointer parameter has in a variant."""
@@ -200,9 +216,8 @@ class Declaration:
             ManifestError: a dimension below 1, or more than 1024 threads.
         """
         x, y, z = (_parse(text).evaluate(_integers(variant)) for text in self.block)
-        self._require(
-            min(x, y, z) >= 1 and x * y * z <= MAX_THREADS, f"block {x}x{y}x{z} of {dict(variant)}"
-        )
+        if min(x, y, z) < 1 or x * y * z > MAX_THREADS:
+            raise self._error(f"block {x}x{y}x{z} of {dict(variant)}")
         return x, y, z
 
     def shared_memory(self, variant: Mapping[str, ChoiceValue]) -> int:
@@ -212,8 +227,36 @@ class Declaration:
             ManifestError: below 0, or more than any GPU has (256 KB).
         """
         value = _parse(self.shared_bytes).evaluate(_integers(variant))
-        self._require(0 <= value <= 2**18, f"shared memory {value} of {dict(variant)}")
+        if not 0 <= value <= 2**18:
+            raise self._error(f"shared memory {value} of {dict(variant)}")
         return value
+
+    def built_shape(
+        self, variant: Mapping[str, ChoiceValue]
+    ) -> tuple[tuple[int, int, int], int, int]:
+        """`block_shape`, `shared_memory` and `least_sm` of a variant.
+
+        Computed once for all variants that differ only in choices that none of these uses.
+        """
+        names, known = self._built_shapes
+        key = tuple([variant[name] for name in names])
+        if key not in known:
+            known[key] = (
+                self.block_shape(variant),
+                self.shared_memory(variant),
+                self.least_sm(variant),
+            )
+        return known[key]
+
+    @functools.cached_property
+    def _built_shapes(
+        self,
+    ) -> tuple[
+        tuple[str, ...], dict[tuple[ChoiceValue, ...], tuple[tuple[int, int, int], int, int]]
+    ]:
+        texts = (*self.block, self.shared_bytes, self.min_sm)
+        used = set().union(*(_parse(text).names for text in texts))
+        return tuple(name for name in self.choices if name in used), {}
 
     def least_sm(self, variant: Mapping[str, ChoiceValue]) -> int:
         """Number of the least architecture that a variant is for, such as 90."""
@@ -252,7 +295,7 @@ def entry_prefix(kernel: str, variant: Mapping[str, ChoiceValue]) -> str:
 
     The compiler appends a number of its own.
     """
-    return "_".join([kernel, *(f"{name}_{value}" for name, value in variant.items())])
+    return "_".join([kernel, *[f"{name}_{value}" for name, value in variant.items()]])
 
 
 def is_entry(entry: str, kernel: str, variant: Mapping[str, ChoiceValue]) -> bool:
@@ -261,11 +304,9 @@ def is_entry(entry: str, kernel: str, variant: Mapping[str, ChoiceValue]) -> boo
     return start == entry_prefix(kernel, variant) and number.isdecimal()
 
 
-def sort_key(variant: Mapping[str, ChoiceValue]) -> tuple[tuple[bool, int, str], ...]:
+def sort_key(variant: Mapping[str, ChoiceValue]) -> tuple[tuple[bool, ChoiceValue], ...]:
     """Orders variants by value, integers before text."""
-    return tuple(
-        (isinstance(v, str), 0 if isinstance(v, str) else v, str(v)) for v in variant.values()
-    )
+    return tuple([(isinstance(value, str), value) for value in variant.values()])
 
 
 def _integers(variant: Mapping[str, ChoiceValue]) -> dict[str, int]:

@@ -6,8 +6,12 @@ itself, and it must equal, byte for byte, what this module would write for the s
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import json
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -24,7 +28,7 @@ from .declaration import (
 )
 from .errors import ManifestError, SonataError
 from .rules import Rule, rules_problem
-from .schema import Match, Range, decode, digest, encode, parse_json
+from .schema import Match, Range, canonical_text, decode, encode, parse_json
 
 SCHEMA = 1
 FILE_NAME = "manifest.json"
@@ -155,25 +159,33 @@ class Manifest:
             "selection",
             "archs not in normal form",
         )
-        seen: set[object] = set()
-        for index, binary in enumerate(self.binaries):
-            where = f"binaries[{index}]"
-            _require(binary.kernel in declared, where, f"kernel {binary.kernel!r} not declared")
-            _require(
-                binary.arch in self.selection.archs, where, f"arch {binary.arch} not in selection"
-            )
-            _check_binary(declared[binary.kernel], binary, where)
-            identity = (binary.kernel, binary.arch, tuple(binary.variant.items()))
-            _require(identity not in seen, where, f"{binary.label} stands twice")
-            seen.add(identity)
-        ordered = sorted(self.binaries, key=binary_order)
-        _require(list(self.binaries) == ordered, "binaries", "not in order")
-        variants: dict[tuple[str, str], list[Variant]] = {}
-        for binary in self.binaries:
-            variants.setdefault((binary.kernel, binary.arch), []).append(binary.variant)
+        variants = self._check_binaries(declared)
         problem = rules_problem(self.rules, declared, self.selection.archs, variants)
         if problem is not None:
             raise _contradiction(problem)
+
+    def _check_binaries(
+        self, declared: Mapping[str, Declaration]
+    ) -> dict[tuple[str, str], list[Variant]]:
+        """Check each binary and their order; returns the variants by kernel and architecture."""
+        variants: dict[tuple[str, str], list[Variant]] = {}
+        for index, binary in enumerate(self.binaries):
+            if binary.kernel not in declared:
+                problem = f"kernel {binary.kernel!r} not declared"
+            elif binary.arch not in self.selection.archs:
+                problem = f"arch {binary.arch} not in selection"
+            else:
+                problem = _binary_problem(declared[binary.kernel], binary)
+            if problem is not None:
+                raise _contradiction(f"binaries[{index}]: {problem}")
+            variants.setdefault((binary.kernel, binary.arch), []).append(binary.variant)
+        places = [binary_order(binary) for binary in self.binaries]
+        if not all(map(operator.lt, places, places[1:])):
+            for index, binary in enumerate(self.binaries):
+                twice = places[index] in places[:index]
+                _require(not twice, f"binaries[{index}]", f"{binary.label} stands twice")
+            raise _contradiction("binaries: not in order")
+        return variants
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> Manifest:
@@ -183,7 +195,14 @@ class Manifest:
             ManifestError: bad JSON, another schema, a field that is wrong, or bytes that differ
                 from the canonical file for this content.
         """
-        content = parse_json(data, where)
+        # Bytes equal to the canonical ones hold nothing that strict parsing, which takes longer,
+        # would refuse. Where they are not equal, its reasons come first.
+        with contextlib.suppress(ManifestError, ValueError, RecursionError):
+            return cls._from_content(json.loads(data.decode("utf-8")), data, where)
+        return cls._from_content(parse_json(data, where), data, where)
+
+    @classmethod
+    def _from_content(cls, content: Any, data: bytes, where: str) -> Manifest:
         if not isinstance(content, dict):
             raise ManifestError(f"{where}: not an object", remedy="rebuild the artifacts")
         schema = content.get("schema")
@@ -200,27 +219,29 @@ class Manifest:
         except SonataError as error:
             # A launch expression or an arch inside the file: the file is what is wrong.
             raise ManifestError(f"{where}: {error.what}", remedy=error.remedy) from None
-        if stated != manifest.digest:
+        # What was decoded is what `encode` would give: `content` itself is compared.
+        expected, digest = _sealed(content)
+        if stated != digest:
             raise ManifestError(
                 f"{where}: its digest does not match its content",
                 remedy="rebuild the artifacts: the file was edited or damaged",
             )
-        if manifest.to_bytes() != data:
+        if data != expected:
             raise ManifestError(
                 f"{where}: not in canonical form",
                 remedy="rebuild the artifacts: the file was edited or reformatted",
             )
+        manifest.__dict__["digest"] = digest
         return manifest
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical form of everything else."""
-        return digest(encode(self))
+        """SHA-256 of the canonical file's bytes above the digest itself."""
+        return _sealed(encode(self))[1]
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
-        content: dict[str, Any] = {**encode(self), "digest": self.digest}
-        return json.dumps(content, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
+        return _sealed(encode(self))[0]
 
     def declaration(self, kernel: str) -> Declaration | None:
         """The declaration of a kernel, if it is in this directory."""
@@ -237,34 +258,45 @@ class Manifest:
             yield binary, binary.ptx
 
 
-def binary_order(binary: Binary) -> tuple[object, ...]:
+def binary_order(binary: Binary) -> tuple[Any, ...]:
     """Sorts the binaries of a manifest: by kernel, arch, variant."""
     arch = Arch.parse(binary.arch)
     return binary.kernel, arch, sort_key(binary.variant)
 
 
-def _check_binary(declaration: Declaration, binary: Binary, where: str) -> None:
+def _sealed(content: Mapping[str, Any]) -> tuple[bytes, str]:
+    """The file for this content, and the digest in it: of all the bytes above its line.
+
+    JSON without spaces, but with line feeds that help people to compare two files: around each key,
+    and between the objects of a list.
+    """
+    parts: list[str] = []
+    for key, value in content.items():
+        text = canonical_text(value)
+        if text.startswith("[{"):
+            text = "[\n" + text[1:-1].replace("},{", "},\n{") + "\n]"
+        parts.append(f'"{key}":{text},\n')
+    above = ("{\n" + "".join(parts)).encode("ascii")
+    digest = hashlib.sha256(above).hexdigest()
+    return above + f'"digest":"{digest}"\n}}\n'.encode("ascii"), digest
+
+
+def _binary_problem(declaration: Declaration, binary: Binary) -> str | None:
     declaration.check_variant(binary.variant)
-    _require(
-        Arch.parse(binary.arch).number >= declaration.least_sm(binary.variant),
-        where,
-        "arch is below the variant's min_sm",
-    )
-    _require(binary.parameters == declaration.offsets, where, "parameters are not those declared")
-    _require(
-        binary.block == declaration.block_shape(binary.variant), where, "block is not as declared"
-    )
-    _require(
-        binary.shared_bytes == declaration.shared_memory(binary.variant),
-        where,
-        "shared_bytes is not as declared",
-    )
-    _require(
-        is_entry(binary.entry, binary.kernel, binary.variant),
-        where,
-        f"entry {binary.entry!r} is not named after {binary.label}",
-    )
-    _require(binary.cubin.isa is None and binary.ptx.isa is not None, where, "isa misplaced")
+    block, shared_bytes, least_sm = declaration.built_shape(binary.variant)
+    if Arch.parse(binary.arch).number < least_sm:
+        return "arch is below the variant's min_sm"
+    if binary.parameters != declaration.offsets:
+        return "parameters are not those declared"
+    if binary.block != block:
+        return "block is not as declared"
+    if binary.shared_bytes != shared_bytes:
+        return "shared_bytes is not as declared"
+    if not is_entry(binary.entry, binary.kernel, binary.variant):
+        return f"entry {binary.entry!r} is not named after {binary.label}"
+    if binary.cubin.isa is not None or binary.ptx.isa is None:
+        return "isa misplaced"
+    return None
 
 
 def _require(condition: bool, where: str, problem: str) -> None:

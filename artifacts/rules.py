@@ -6,18 +6,21 @@ architecture are tried in their order, and the first that fits counts.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from .arch import Arch, ArchName
-from .declaration import Declaration, Name, Variant, variant_name
+from .declaration import ChoiceValue, Declaration, Name, Variant, variant_name
 from .schema import Range
 
 # The greatest size that a rule knows.
 MAX_SIZE = 2**31 - 1
 
 Count = Annotated[int, Range(0, MAX_SIZE)]
+Values = tuple[ChoiceValue, ...]
 Variants = Mapping[tuple[str, str], Sequence[Variant]]
 
 
@@ -77,19 +80,29 @@ def _problems(
 ) -> Iterator[str]:
     """Problems, of which only the first is to be relied on."""
     groups: dict[tuple[str, str], list[int]] = {}
+    firsts: dict[str, int] = {}
     for index, rule in enumerate(rules):
         if rule.kernel not in declared:
             yield f"rules[{index}]: kernel {rule.kernel!r} not declared"
         if rule.arch not in archs:
             yield f"rules[{index}]: arch {rule.arch} not in selection"
-        for problem in _own_problems(rule, declared[rule.kernel]):
-            yield f"rules[{index}]: {problem}"
         groups.setdefault((rule.kernel, rule.arch), []).append(index)
+        firsts.setdefault(rule.kernel, index)
     ordered = [i for group in sorted(groups, key=_group_order) for i in groups[group]]
     if ordered != list(range(len(rules))):
         yield "rules: not in order"
-    yield from _unlike(rules)
+    for index in firsts.values():
+        for problem in _name_problems(rules[index], declared[rules[index].kernel]):
+            yield f"rules[{index}]: {problem}"
     for group, indices in groups.items():
+        first = rules[firsts[group[0]]]
+        names = _names(first)
+        for index in indices:
+            if _names(rules[index]) != names:
+                yield f"rules[{index}]: {_other_names(rules[index], first)}"
+            problem = _value_problem(rules[index])
+            if problem is not None:
+                yield f"rules[{index}]: {problem}"
         yield from _unbuilt(rules, indices, variants.get(group, ()))
         yield from _uncovered(rules, indices)
 
@@ -98,32 +111,41 @@ def _group_order(group: tuple[str, str]) -> tuple[str, Arch]:
     return group[0], Arch.parse(group[1])
 
 
-def _own_problems(rule: Rule, declaration: Declaration) -> Iterator[str]:
+def _name_problems(rule: Rule, declaration: Declaration) -> Iterator[str]:
     integers = {p.name for p in declaration.parameters if p.kind in ("i32", "i64")}
-    for name, (low, high) in rule.sizes.items():
+    for name in rule.sizes:
         if name not in integers:
             yield f"size {name!r} is no integer parameter of {rule.kernel}"
-        if low > high:
-            yield f"size {name!r} is from {low} to {high}"
     if list(rule.variant) != [name for name in declaration.choices if name in rule.variant]:
         yield (
             f"variant has choices {list(rule.variant)}, not some of {list(declaration.choices)} "
             "in their order"
         )
+    for name in rule.when:
+        if name in declaration.choices and name not in rule.variant:
+            yield f"{name!r} is in when, but not in variant"
+
+
+def _names(rule: Rule) -> tuple[tuple[str, ...], ...]:
+    return tuple(rule.when), tuple(rule.sizes), tuple(rule.variant), tuple(rule.launch)
+
+
+def _other_names(rule: Rule, first: Rule) -> str:
+    """How a rule's names differ from those of its kernel's first rule."""
+    fields = ("when", "sizes", "variant", "launch")
+    pairs = zip(fields, _names(rule), _names(first), strict=True)
+    field, own, others = next(pair for pair in pairs if pair[1] != pair[2])
+    return f"{field} names {list(own)}, other rules of {rule.kernel} {list(others)}"
+
+
+def _value_problem(rule: Rule) -> str | None:
+    for name, (low, high) in rule.sizes.items():
+        if low > high:
+            return f"size {name!r} is from {low} to {high}"
     for name, value in rule.when.items():
-        if name in declaration.choices and rule.variant.get(name) != value:
-            yield f"{name!r} is {value} in when, but not in variant"
-
-
-def _unlike(rules: Sequence[Rule]) -> Iterator[str]:
-    """All rules of a kernel speak of the same things, so that they can be compared."""
-    firsts: dict[str, Rule] = {}
-    for index, rule in enumerate(rules):
-        first = firsts.setdefault(rule.kernel, rule)
-        for field in ("when", "sizes", "variant", "launch"):
-            own, others = list(getattr(rule, field)), list(getattr(first, field))
-            if own != others:
-                yield f"rules[{index}]: {field} names {own}, other rules of {rule.kernel} {others}"
+        if rule.variant.get(name, value) != value:
+            return f"{name!r} is {value} in when, but {rule.variant[name]} in variant"
+    return None
 
 
 def _unbuilt(
@@ -131,23 +153,23 @@ def _unbuilt(
 ) -> Iterator[str]:
     """Each rule's variant must be built for everything that a call may decide."""
     fixed = rules[indices[0]].variant
-    built: dict[tuple[object, ...], list[Variant]] = {}
+    built: dict[Values, set[Values]] = {}
     for variant in variants:
-        rest = {name: value for name, value in variant.items() if name not in fixed}
-        built.setdefault(tuple(variant[name] for name in fixed), []).append(rest)
-    wanted: dict[str, Variant] = {}
-    for index in indices:
-        rule = rules[index]
-        found = built.get(tuple(rule.variant.values()), [])
-        if not found:
-            yield f"rules[{index}]: no binary {_label(rule, rule.variant)}"
-        wanted |= {variant_name(rest): rest for rest in found}
-    for index in indices:
-        rule = rules[index]
-        found = {variant_name(rest) for rest in built[tuple(rule.variant.values())]}
-        for name, rest in wanted.items():
-            if name not in found:
-                yield f"rules[{index}]: no binary {_label(rule, {**rest, **rule.variant})}"
+        key = tuple([variant[name] for name in fixed])
+        rest = tuple([value for name, value in variant.items() if name not in fixed])
+        built.setdefault(key, set()).add(rest)
+    found = {index: built.get(tuple(rules[index].variant.values())) for index in indices}
+    for index, rests in found.items():
+        if rests is None:
+            yield f"rules[{index}]: no binary {_label(rules[index], rules[index].variant)}"
+    wanted = set().union(*(rests for rests in found.values() if rests is not None))
+    for index, rests in found.items():
+        if rests != wanted:
+            rest = min(wanted.difference(rests or ()), key=str)
+            names = [name for name in variants[0] if name not in fixed]
+            every = {**dict(zip(names, rest, strict=True)), **rules[index].variant}
+            ordered = {name: every[name] for name in variants[0]}
+            yield f"rules[{index}]: no binary {_label(rules[index], ordered)}"
 
 
 def _label(rule: Rule, variant: Variant) -> str:
@@ -156,23 +178,20 @@ def _label(rule: Rule, variant: Variant) -> str:
 
 def _uncovered(rules: Sequence[Rule], indices: Sequence[int]) -> Iterator[str]:
     """A call finds a rule whatever its sizes are, and each rule is found by some call."""
-    cases: dict[tuple[int, ...], list[int]] = {}
+    cases: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
     for index in indices:
-        before = cases.setdefault(tuple(rules[index].when.values()), [])
-        for earlier in before:
-            if _within(rules[index], rules[earlier]):
+        rule = rules[index]
+        # The less each of these is, the more the rule takes.
+        bounds = tuple([b for low, high in rule.sizes.values() for b in (low, -high)])
+        before = cases.setdefault(tuple(rule.when.values()), [])
+        for earlier, others in before:
+            if others <= bounds and all(map(operator.le, others, bounds)):
                 yield f"rules[{index}]: never used, since rules[{earlier}] takes all its sizes"
-        before.append(index)
+        before.append((index, bounds))
     for case in cases.values():
-        if any(low > 1 or high < MAX_SIZE for low, high in rules[case[-1]].sizes.values()):
+        index, bounds = case[-1]
+        if any(bound > widest for bound, widest in zip(bounds, itertools.cycle((1, -MAX_SIZE)))):
             yield (
-                f"rules[{case[-1]}]: the last for its kernel, arch and when, but not for every "
+                f"rules[{index}]: the last for its kernel, arch and when, but not for every "
                 f"size from 1 to {MAX_SIZE}"
             )
-
-
-def _within(rule: Rule, other: Rule) -> bool:
-    pairs = zip(rule.sizes.values(), other.sizes.values(), strict=True)
-    return all(
-        other_low <= low and high <= other_high for (low, high), (other_low, other_high) in pairs
-    )

@@ -225,7 +225,7 @@ def _require_ours(directory: Path) -> None:
 def _is_anothers_manifest(path: Path) -> bool:
     """Whether a manifest with no objects beside it is some other program's `manifest.json`."""
     try:
-        return not read_bounded(path, MAX_MANIFEST_BYTES).startswith(b'{\n "schema": ')
+        return not read_bounded(path, MAX_MANIFEST_BYTES).startswith(b'{\n"schema":')
     except FileNotFoundError:
         return False
     except IntegrityError:

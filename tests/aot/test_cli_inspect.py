@@ -78,7 +78,7 @@ OBJECT_DAMAGE = [truncate, flip, lengthen, remove, swap, link, stray, stray_abov
 
 def edit(directory: Path) -> None:
     path = directory / "manifest.json"
-    path.write_text(path.read_text().replace('"spills": 0', '"spills": 1', 1))
+    path.write_text(path.read_text().replace('"spills":0', '"spills":1', 1))
 
 
 def reformat(directory: Path) -> None:
@@ -97,7 +97,7 @@ def cut(directory: Path) -> None:
 
 def future(directory: Path) -> None:
     path = directory / "manifest.json"
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2', 1))
+    path.write_text(path.read_text().replace('"schema":1', '"schema":2', 1))
 
 
 def vanish(directory: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from artifact_sets import Made, leaves, put, seal
+from artifact_sets import Made, leaves, put, seal, unsealed
 
 
 class Mutant(NamedTuple):
@@ -99,17 +99,16 @@ _TOKENS = (
 
 
 def _insert_token(rng: random.Random, made: Made) -> Mutant:
-    lines = made.manifest.to_bytes().split(b"\n")
-    at = rng.choice([n for n, line in enumerate(lines) if b": " in line])
-    key, _, value = lines[at].partition(b": ")
+    data = made.manifest.to_bytes()
+    value = rng.choice(list(re.finditer(rb'(?<=":)(?:"[^"]*"|\d+|null|true|false|[{[])', data)))
     token = rng.choice(_TOKENS)
-    comma = b"," if value.endswith(b",") else b""
-    lines[at] = key + b": " + token + comma
-    return Mutant(f"{token[:12]!r} in line {at}", b"\n".join(lines), made.objects)
+    data = data[: value.start()] + token + data[value.end() :]
+    return Mutant(f"{token[:12]!r} at {value.start()}", data, made.objects)
 
 
 def _move_lines(rng: random.Random, made: Made) -> Mutant:
-    lines = made.manifest.to_bytes().split(b"\n")
+    mark = rng.choice((b"\n", b","))
+    lines = made.manifest.to_bytes().split(mark)
     one, other = rng.sample(range(len(lines)), 2)
     match rng.randrange(3):
         case 0:
@@ -118,7 +117,7 @@ def _move_lines(rng: random.Random, made: Made) -> Mutant:
             lines[one], lines[other] = lines[other], lines[one]
         case _:
             del lines[one]
-    return Mutant(f"lines {one} and {other}", b"\n".join(lines), made.objects)
+    return Mutant(f"{mark!r}: {one} and {other}", mark.join(lines), made.objects)
 
 
 # Facts about the files, which a manifest with a fitting digest cannot change unseen.
@@ -205,7 +204,7 @@ def _retype(rng: random.Random, made: Made) -> Mutant:
     if type(new) is type(old) and new == old:
         new = [old]
     put(content, way, new)
-    data = json.dumps(content, indent=1).encode() + b"\n" if rng.random() < 0.3 else seal(content)
+    data = unsealed(content) if rng.random() < 0.3 else seal(content)
     return Mutant(f"{way}: {new!r:.40}", data, made.objects)
 
 

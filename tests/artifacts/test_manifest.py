@@ -4,12 +4,11 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_sets import Made, leaves, put, seal
+from artifact_sets import Made, leaves, put, seal, unsealed
 
 from sonata_aot.artifacts import Budget, choose, open_artifacts, verify
 from sonata_aot.artifacts.errors import IntegrityError, ManifestError, SonataError
@@ -121,7 +120,7 @@ def test_a_changed_field_is_refused(
     put(content, way_of(path), value)
     assert content != made.content()
     with pytest.raises(ManifestError):
-        Manifest.from_bytes(json.dumps(content, indent=1).encode() + b"\n")
+        Manifest.from_bytes(unsealed(content))
     sealed = seal(content)
     directory = made.write(tmp_path / "set")
     (directory / "manifest.json").write_bytes(sealed)
@@ -148,7 +147,7 @@ def test_the_old_digest_holds_for_no_other_value_of_any_field(made: Made) -> Non
             content = made.content()
             put(content, way, new)
             try:
-                Manifest.from_bytes(json.dumps(content, indent=1).encode() + b"\n")
+                Manifest.from_bytes(unsealed(content))
             except ManifestError:
                 continue
             accepted.append((way, new))
@@ -209,9 +208,10 @@ def _at(content: Any, way: tuple[str | int, ...]) -> Any:
 
 
 def test_a_missing_digest_is_refused(made: Made) -> None:
-    content = _without(made.content(), ("digest",))
+    data = re.sub(rb',\n"digest":"\w+"', b"", made.manifest.to_bytes())
+    assert json.loads(data) == _without(made.content(), ("digest",))
     with pytest.raises(ManifestError, match="digest"):
-        Manifest.from_bytes(json.dumps(content, indent=1).encode() + b"\n")
+        Manifest.from_bytes(data)
 
 
 @pytest.mark.parametrize("found", [0, 2, 99, "1", True, None, [1], {"a": 1}, 10**4000])
@@ -227,56 +227,6 @@ def test_another_schema_is_named_beside_ones_own(made: Made, found: Any) -> None
 def test_a_newer_schema_is_named_even_if_all_else_differs() -> None:
     with pytest.raises(ManifestError, match="schema 7, but this sonata-aot reads schema 1"):
         Manifest.from_bytes(b'{"schema": 7, "unheard_of": []}')
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda data: b"",
-    "one space": lambda data: b" ",
-    "not an object": lambda data: b"[]\n",
-    "null": lambda data: b"null\n",
-    "trailing space": lambda data: data + b" ",
-    "no last newline": lambda data: data[:-1],
-    "two newlines": lambda data: data + b"\n",
-    "leading space": lambda data: b" " + data,
-    "byte order mark": lambda data: b"\xef\xbb\xbf" + data,
-    "CRLF": lambda data: data.replace(b"\n", b"\r\n"),
-    "tabs": lambda data: data.replace(b"\n ", b"\n\t"),
-    "compact": lambda data: json.dumps(json.loads(data)).encode(),
-    "sorted keys": lambda data: json.dumps(json.loads(data), indent=1, sort_keys=True).encode(),
-    "digest first": lambda data: _moved_digest(data),
-    "escaped letter": lambda data: data.replace(b'"odd"', b'"\\u006fdd"', 1),
-    "duplicate key": lambda data: data.replace(b' "tool"', b' "tool": "0.1.0",\n "tool"', 1),
-    "same key twice": lambda data: data.replace(b"{\n", b'{\n "schema": 1,\n', 1),
-    "NaN": lambda data: data.replace(b'"registers": ', b'"registers": NaN, "x": ', 1),
-    "float": lambda data: re.sub(rb'"registers": (\d+)', rb'"registers": \1.0', data),
-    "exponent": lambda data: data.replace(b'"schema": 1', b'"schema": 1e0', 1),
-    "huge integer": lambda data: re.sub(rb'"spills": \d+', b'"spills": ' + b"9" * 5000, data),
-    "big integer": lambda data: re.sub(rb'"spills": \d+', b'"spills": ' + b"9" * 4000, data),
-    "deep nesting": lambda data: data.replace(b'"tool": ', b'"tool": ' + b"[" * 100_000, 1),
-    "deep schema": lambda data: b'{"schema": ' + b"[" * 300 + b"]" * 300 + b"}",
-    "not UTF-8": lambda data: data.replace(b'"odd"', b'"\xff\xfe"', 1),
-    "UTF-16": lambda data: data.decode().encode("utf-16"),
-    "NUL inside": lambda data: data.replace(b"odd", b"o\0d", 1),
-    "half": lambda data: data[: len(data) // 2],
-    "twice": lambda data: data + data,
-}
-
-
-def _moved_digest(data: bytes) -> bytes:
-    content = json.loads(data)
-    return json.dumps({"digest": content.pop("digest"), **content}, indent=1).encode() + b"\n"
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_bytes_other_than_the_canonical_ones_are_refused(
-    made: Made, damage: Callable[[bytes], bytes]
-) -> None:
-    data = made.manifest.to_bytes()
-    damaged = damage(data)
-    assert damaged != data
-    with pytest.raises(ManifestError, match=r"^given\.json") as caught:
-        Manifest.from_bytes(damaged, "given.json")
-    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,9 @@ UNSOUND: dict[str, tuple[tuple[Rule, ...], str]] = {
     ),
     "another m": (
         (rule(variant={"m": 2, "rows": 2}),),
-        "rules[0]: 'm' is 1 in when, but not in variant",
+        "rules[0]: 'm' is 1 in when, but 2 in variant",
     ),
-    "no m": ((rule(variant={"rows": 2}),), "rules[0]: 'm' is 1 in when, but not in variant"),
+    "no m": ((rule(variant={"rows": 2}),), "rules[0]: 'm' is in when, but not in variant"),
     "archs not in order": ((rule(arch="sm100"), RULE), "rules: not in order"),
     "kernels not in order": ((rule(kernel="scan"), RULE), "rules: not in order"),
     "apart": (

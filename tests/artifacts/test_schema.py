@@ -37,6 +37,12 @@ class Outer:
     table: dict[Annotated[str, Match(r"[a-z]")], int]
 
 
+@dataclass(frozen=True)
+class Wide(Outer):
+    numbers: dict[str, Annotated[int, Range(0, 9)] | Annotated[str, Match(r"x+")]]
+    pairs: tuple[tuple[int, int], ...]
+
+
 GOOD: dict[str, Any] = {
     "number": 9,
     "flag": True,
@@ -118,6 +124,61 @@ def test_a_missing_key_is_named(key: str) -> None:
 def test_an_unknown_key_is_named(key: str) -> None:
     with pytest.raises(ManifestError, match=f"unknown key '{key}'"):
         decode(Outer, {**GOOD, key: 1}, "file")
+
+
+@pytest.mark.parametrize("key", GOOD)
+def test_keys_stand_in_the_order_of_the_fields(key: str) -> None:
+    data = dict(GOOD)
+    data[key] = data.pop(key)
+    if list(data) == list(GOOD):
+        decode(Outer, data, "file")
+        return
+    with pytest.raises(ManifestError, match="file: keys not in the order number, flag, kind"):
+        decode(Outer, data, "file")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"triple": [True, 2, 3]},
+        {"triple": [1, 2, 3.0]},
+        {"triple": [1, 2, "3"]},
+        {"table": {"a": True}},
+        {"table": {"a": 1.0}},
+        {"table": {"a": "1"}},
+        {"numbers": {"a": True, "b": 2}},
+        {"numbers": {"a": 1.0, "b": 2}},
+        {"numbers": {"a": "1", "b": 2}},
+        {"numbers": {"a": [1], "b": 2}},
+        {"pairs": [[1, 2], [3, True]]},
+        {"pairs": [[1, 2], [3, 4], [5]]},
+        {"pairs": [1, 2, 3, 4]},
+    ],
+)
+def test_a_value_that_was_accepted_lends_nothing_to_one_that_equals_it(
+    change: dict[str, Any],
+) -> None:
+    wide = {**GOOD, "numbers": {"a": 1, "b": 2}, "pairs": [[1, 2], [3, 4]]}
+    for _ in range(3):
+        assert encode(decode(Wide, wide, "file")) == wide
+        with pytest.raises(ManifestError):
+            decode(Wide, {**wide, **change}, "file")
+
+
+def test_tables_that_were_read_are_not_shared() -> None:
+    first, second = decode(Outer, GOOD, "file"), decode(Outer, GOOD, "file")
+    assert first.table == second.table == GOOD["table"]
+    first.table["b"] = 2
+    assert second.table == GOOD["table"] == {"a": 1}
+
+
+def test_no_amount_of_values_makes_a_reader_forget_its_rules() -> None:
+    for number in range(3000):
+        data = {**GOOD, "table": {"a": number}, "triple": [number, 1, 2]}
+        assert encode(decode(Outer, data, "file")) == data
+    for key, value in (("table", {"a": "x"}), ("triple", [2999, 1, "2"])):
+        with pytest.raises(ManifestError):
+            decode(Outer, {**GOOD, key: value}, "file")
 
 
 def test_messages_stay_short_whatever_the_data() -> None:

@@ -58,7 +58,7 @@ def test_a_set_that_cannot_be_opened_is_one_failure(directory: Path, damage: str
         case "no manifest":
             manifest.unlink()
         case "edited":
-            manifest.write_bytes(manifest.read_bytes().replace(b'"spills": 2', b'"spills": 0', 1))
+            manifest.write_bytes(manifest.read_bytes().replace(b'"spills":2', b'"spills":0', 1))
         case _:
             directory.chmod(0o777)
     (failure,) = verify(directory)
