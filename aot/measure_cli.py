@@ -53,6 +53,7 @@ def bench() -> None:
     type=click.Choice(("bf16", "f16")),
     help="Repeatable. Default: bf16.",
 )
+@click.option("--bias", is_flag=True, help="Add a bias.")
 @click.option("--plain", is_flag=True, help="Do not declare the weights constant.")
 @click.option("--json", "json_file", type=FILE, help="Write the results to this file.")
 @click.option("--picture", type=FILE, help="Draw the results into this file: .png, .svg or .pdf.")
@@ -62,6 +63,7 @@ def bench_gemv(
     shapes: tuple[str, ...],
     batches: tuple[int, ...],
     dtypes: tuple[str, ...],
+    bias: bool,
     plain: bool,
     json_file: Path | None,
     picture: Path | None,
@@ -89,6 +91,7 @@ def bench_gemv(
         batches=batches or DEFAULT_BATCHES,
         dtypes=dtypes or ("bf16",),
         bound=not plain,
+        bias=bias,
     )
     directory = directory or default_artifacts()
     result = gemv.run(directory, archs, plan, _note)

@@ -39,6 +39,7 @@ class Plan:
     batches: Sequence[int]
     dtypes: Sequence[str]
     bound: bool = True
+    bias: bool = False
 
 
 @dataclass
@@ -124,12 +125,13 @@ class Bench:
         weights = rotation.weights(shape)
         addresses = [weight.data_ptr() for weight in weights]
         gemv = loaded.kernels.gemv
-        bound = [gemv.bind(weight) for weight in weights] if plan.bound else []
+        bias = rotation.bias(shape.n) if plan.bias else None
+        bound = [gemv.bind(weight, bias) for weight in weights] if plan.bound else []
         reads: dict[bool, Read] = {}
         records = []
         for m in plan.batches:
             x = rotation.activations(m, shape.k)
-            references = References(x, weights)
+            references = References(x, weights, bias)
             ours, theirs = (Outputs(x, shape.n, len(weights)) for _ in range(2))
             binary = gemv.binary(x, weights[0], constant=plan.bound)
             programmatic = bool(binary.variant.get("pdl")) and plan.bound
@@ -142,9 +144,11 @@ class Bench:
             def our_call(i: int, x: torch.Tensor = x, outputs: Outputs = ours) -> Call:
                 if plan.bound:
                     return lambda: bound[i](x, out=outputs.each[i])
-                return lambda: gemv(x, weights[i], out=outputs.each[i])
+                return lambda: gemv(x, weights[i], bias, out=outputs.each[i])
 
             def their_call(i: int, x: torch.Tensor = x, outputs: Outputs = theirs) -> Call:
+                if bias is not None:
+                    return lambda: torch.addmm(bias, x, weights[i].T, out=outputs.each[i])
                 return lambda: torch.mm(x, weights[i].T, out=outputs.each[i])
 
             def poison(outputs: tuple[Outputs, ...] = (ours, theirs)) -> None:
@@ -161,7 +165,7 @@ class Bench:
                 self._effort,
                 poison,
             )
-            case = f"M={m} N={shape.n} K={shape.k} dtype={dtype}"
+            case = f"M={m} N={shape.n} K={shape.k} dtype={dtype}{' bias=1' if plan.bias else ''}"
             for us in times:
                 timing.require_possible(shape.bytes, us, self._peak_gbps, f"{case} {loaded.via}")
             reader.seen.append(Read(way, shape.bytes, times[2]))

@@ -36,11 +36,15 @@ class Table(Protocol):
 class Gemv(Protocol):
     """What is measured of `kernels.gemv`."""
 
-    def __call__(self, x: Tensor, weight: Tensor, *, out: Tensor) -> object:
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> object:
         """Launch, with the weights changing at any time."""
         ...
 
-    def bind(self, weight: Tensor) -> Callable[..., object]:
+    def bind(
+        self, weight: Tensor, bias: Tensor | None = None, *, upcoming: Tensor | None = None
+    ) -> Callable[..., object]:
         """A call with a constant weight: `bound(x, out=...)`."""
         ...
 

@@ -56,6 +56,10 @@ class Rotation:
         """Random x."""
         return torch.randn(m, k, device=self._buffer.device, dtype=self._buffer.dtype)
 
+    def bias(self, n: int) -> torch.Tensor:
+        """A random bias, as large as what it is added to."""
+        return 10 * torch.randn(n, device=self._buffer.device, dtype=self._buffer.dtype)
+
 
 class Outputs:
     """One output for each weight, NaN until it is written."""
@@ -72,12 +76,16 @@ class Outputs:
 
 
 class References:
-    """x @ weight.T of each weight in float64."""
+    """x @ weight.T + bias of each weight in float64."""
 
-    def __init__(self, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, x: torch.Tensor, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None
+    ) -> None:
         """Compute them."""
         wide = x.double()
         self._all = torch.stack([wide @ weight.double().T for weight in weights])
+        if bias is not None:
+            self._all += bias.double()
 
     def error(self, found: torch.Tensor, case: str) -> float:
         """Relative L2 error over all outputs, stacked.

@@ -96,6 +96,23 @@ def test_reads_are_launched_as_ours_is() -> None:
         assert bytes_of(firsts[2]) == WIDE.bytes
 
 
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_bias_is_added_by_all_and_said(bound: bool) -> None:
+    scene = Scene()
+    result = scene.run(shapes=[SMALL], batches=[2], bound=bound, bias=True)
+    (record,) = result.records
+    assert record["case"] == f"M=2 N={SMALL.n} K={SMALL.k} dtype=bf16 bias=1"
+    # Without it in one of them and in the reference alike, an error would be of the bias's size.
+    assert 0 < record["error"] == record["opponent_error"] < 2**-8
+
+
+def test_a_forgotten_bias_is_an_error() -> None:
+    scene = Scene()
+    scene.gemv.damage = lambda launched, out: out.sub_(10)
+    with pytest.raises(SonataError, match="bias=1"):
+        scene.run(shapes=[SMALL], batches=[2], bias=True)
+
+
 def test_the_ceiling_is_the_best_of_all_reads() -> None:
     result = Scene().run()
     assert result.large.gbps == pytest.approx(100)

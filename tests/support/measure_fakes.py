@@ -92,17 +92,19 @@ class FakeGemv:
         self.chosen = chosen
         self.damage: Callable[[Launched, torch.Tensor], object] = lambda launched, out: None
 
-    def _run(self, launched: Launched, x: Any, weight: Any, out: Any) -> Any:
+    def _run(self, launched: Launched, x: Any, weight: Any, out: Any, bias: Any = None) -> Any:
         self.gpu.log.append(launched)
         torch.mm(x, weight.T, out=out)
+        if bias is not None:
+            out += bias
         self.damage(launched, out)
         return out
 
-    def __call__(self, x: Any, weight: Any, *, out: Any) -> Any:
-        return self._run(("gemv", "plain"), x, weight, out)
+    def __call__(self, x: Any, weight: Any, bias: Any = None, out: Any = None) -> Any:
+        return self._run(("gemv", "plain"), x, weight, out, bias)
 
-    def bind(self, weight: Any) -> Callable[..., Any]:
-        return lambda x, *, out: self._run(("gemv", "bound"), x, weight, out)
+    def bind(self, weight: Any, bias: Any = None, *, upcoming: Any = None) -> Callable[..., Any]:
+        return lambda x, *, out: self._run(("gemv", "bound"), x, weight, out, bias)
 
     def using(
         self, variant: Mapping[str, int | str], launch: Mapping[str, int], *, constant: bool = False
