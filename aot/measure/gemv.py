@@ -148,7 +148,8 @@ class Bench:
 
             def their_call(i: int, x: torch.Tensor = x, outputs: Outputs = theirs) -> Call:
                 if bias is not None:
-                    return lambda: torch.addmm(bias, x, weights[i].T, out=outputs.each[i])
+                    added = bias
+                    return lambda: torch.addmm(added, x, weights[i].T, out=outputs.each[i])
                 return lambda: torch.mm(x, weights[i].T, out=outputs.each[i])
 
             def poison(outputs: tuple[Outputs, ...] = (ours, theirs)) -> None:

@@ -94,9 +94,10 @@ class FakeGemv:
 
     def _run(self, launched: Launched, x: Any, weight: Any, out: Any, bias: Any = None) -> Any:
         self.gpu.log.append(launched)
-        torch.mm(x, weight.T, out=out)
-        if bias is not None:
-            out += bias
+        if bias is None:
+            torch.mm(x, weight.T, out=out)
+        else:
+            torch.addmm(bias, x, weight.T, out=out)
         self.damage(launched, out)
         return out
 
