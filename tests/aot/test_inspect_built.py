@@ -268,7 +268,8 @@ class TestCommand:
         assert "no artifacts in" in result.stderr
 
     def test_a_damaged_object(self, invoke: Invoke, copied: Path) -> None:
-        path = min((copied / "objects").glob("*.cubin"))
+        artifacts = open_artifacts(copied)
+        path = artifacts.path(artifacts.manifest.binaries[0].cubin)
         path.write_bytes(path.read_bytes()[:-1])
         result = invoke("inspect", copied, "--check")
         assert (result.exit_code, result.stdout) == (1, "")

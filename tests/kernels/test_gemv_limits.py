@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ class Kernel:
         first, end = block * block_rows, min(n, (block + 1) * block_rows)
         turns = [-(-k // self.step), -(-(end - first) // rows)][: len(self.program.loops)]
         found = []
-        for x_rows, constant in itertools.product((1, m), {0, self.choice("pdl")}):
+        for x_rows, constant in dict.fromkeys([(1, 0), (m, self.choice("pdl"))]):
             *pointers, upcoming = BASES.values()
             arguments = [*pointers, n, k, x_rows]
             if self.name == "gemv":
