@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from machine_code import assert_fixed_order, assert_quick, innermost
+from sonata_aot.aot.machine import occupancy
 from sonata_aot.aot.sass import Instruction, disassembly, parse
-from sonata_aot.artifacts import ArtifactSet, Binary, open_artifacts
+from sonata_aot.artifacts import Arch, ArtifactSet, Binary, open_artifacts
 from sonata_aot.artifacts.cubin import KernelCode, read_cubin
 from sonata_aot.kernels import Variant, builtin
 
@@ -137,6 +138,18 @@ def test_a_multiprocessor_has_enough_in_flight(code: Code) -> None:
     shared = code.binary.shared_bytes + code.binary.static_shared_bytes + 1024
     blocks = min(65536 // registers, 48 // warps, 100 * 1024 // shared, 16)
     assert blocks * warps * 32 * 16 * code.weight_vectors >= 29_000
+
+
+def test_a_multiprocessor_holds_the_warps_of_the_budget(code: Code) -> None:
+    held = occupancy(
+        Arch.parse(code.binary.arch),
+        threads=32 * code.choice("warps"),
+        registers=code.kernel.registers,
+        shared_bytes=code.binary.shared_bytes,
+        static_shared_bytes=code.kernel.static_shared_bytes,
+    )
+    budget = builtin()[code.binary.kernel].declaration.budget
+    assert held.warps >= budget.floors_of(code.binary.variant)["warps"]
 
 
 def test_the_loop_refills_what_it_uses(code: Code) -> None:
