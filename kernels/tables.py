@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.arch import Arch
-from ..artifacts.declaration import Declaration, Variant
+from ..artifacts.declaration import Name, Variant, variant_name
 from ..artifacts.errors import ManifestError
-from ..artifacts.rules import Rule
+from ..artifacts.rules import Count, Rule
+from ..artifacts.schema import decode
 from .spec import KernelSpec
 
 FOLDER = Path(__file__).with_name("tuning")
-_KEYS = {"when", "n", "k", "variant", "launch"}
 
 
 @dataclass(frozen=True)
@@ -44,29 +43,54 @@ def table(spec: KernelSpec, arch: Arch) -> Table | None:
         return None
     path = FOLDER / f"{fitting[-1].name}.toml"
     content = _content(path).get(spec.name)
-    return None if content is None else read(content, spec.declaration, arch, str(path))
+    return None if content is None else _read(content, spec, arch, f"{path}: {spec.name}")
 
 
-def read(content: Mapping[str, Any], declaration: Declaration, arch: Arch, where: str) -> Table:
-    """A kernel's table out of a file's parsed content.
+@dataclass(frozen=True)
+class _Row:
+    """A rule as the file has it."""
 
-    Raises:
-        ManifestError: a key is missing or unknown, or a variant names no choice of the kernel.
-    """
+    when: dict[Name, Count]
+    n: tuple[Count, Count]
+    k: tuple[Count, Count]
+    variant: Variant
+    launch: dict[Name, Count]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    origin: str
+    rules: tuple[_Row, ...]
+
+
+def _read(content: Any, spec: KernelSpec, arch: Arch, where: str) -> Table:
+    """A kernel's table out of a file's parsed content; raises as `table`."""
+    try:
+        rows = decode(_Rows, content, where)
+    except ManifestError as error:
+        raise _wrong(error.what) from None
+    if not rows.rules:
+        raise _wrong(f"{where}: no rules")
+    choices = spec.declaration.choices
+    known = {
+        tuple(variant.items())
+        for variant in spec.variants
+        if spec.declaration.least_sm(variant) <= arch.number
+    }
     rules = []
-    for index, item in enumerate(content.get("rules", [])):
-        if set(item) != _KEYS:
-            raise _wrong(f"{where}: {declaration.name}.rules[{index}]", f"keys {sorted(item)}")
-        fixed = {**item["variant"], **item["when"]}
-        unknown = [name for name in item["variant"] if name not in declaration.choices]
+    for index, row in enumerate(rows.rules):
+        fixed = {**row.variant, **row.when}
+        variant = {name: fixed[name] for name in choices if name in fixed}
+        unknown = sorted(row.variant.keys() - set(choices))
         if unknown:
-            raise _wrong(f"{where}: {declaration.name}.rules[{index}]", f"no choice {unknown[0]!r}")
-        variant = {name: fixed[name] for name in declaration.choices if name in fixed}
-        sizes = {name: (item[name][0], item[name][1]) for name in ("n", "k")}
-        rules.append(
-            Rule(declaration.name, arch.name, item["when"], sizes, variant, item["launch"])
-        )
-    return Table(content["origin"], tuple(rules))
+            raise _wrong(f"{where}.rules[{index}]: {spec.name} has no choice {unknown[0]!r}")
+        if not any(variant.items() <= set(items) for items in known):
+            raise _wrong(
+                f"{where}.rules[{index}]: {variant_name(variant)} is no declared variant for {arch}"
+            )
+        sizes = {"n": row.n, "k": row.k}
+        rules.append(Rule(spec.name, arch.name, row.when, sizes, variant, row.launch))
+    return Table(rows.origin, tuple(rules))
 
 
 def rules(spec: KernelSpec, arch: Arch) -> tuple[Rule, ...]:
@@ -94,10 +118,8 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise _wrong(str(path), f"not valid TOML: {error}") from None
+        raise _wrong(f"{path}: not valid TOML: {error}") from None
 
 
-def _wrong(where: str, problem: str) -> ManifestError:
-    return ManifestError(
-        f"{where}: {problem}", remedy="write it with `sonata-aot tune gemv --out FILE`"
-    )
+def _wrong(problem: str) -> ManifestError:
+    return ManifestError(problem, remedy="write it with `sonata-aot tune gemv --out FILE`")

@@ -1,4 +1,4 @@
-"""What a multiprocessor can hold, and what times on a larger GPU say about an A10G."""
+"""What times on a larger GPU say about an A10G."""
 
 from __future__ import annotations
 
@@ -7,43 +7,19 @@ from dataclasses import dataclass
 
 from ...artifacts.arch import Arch
 from ...artifacts.manifest import Binary
-
-WARP = 32
-_REGISTERS = 65536
-# Registers are given to a warp, and shared memory to a block, in units of so many.
-_REGISTER_UNIT = 256
-_SHARED_UNIT = 128
-_SHARED_RESERVED = 1024
-# Warps, KB of shared memory and blocks of a multiprocessor: CUDA C++ Programming Guide, "Technical
-# specifications per compute capability".
-_LIMITS = {
-    80: (64, 164, 32),
-    86: (48, 100, 16),
-    87: (48, 164, 16),
-    89: (48, 100, 24),
-    90: (64, 228, 32),
-    100: (64, 228, 32),
-    103: (64, 228, 32),
-    120: (48, 100, 24),
-    121: (48, 100, 24),
-}
+from ..machine import A10G, occupancy
 
 
 def resident_blocks(binary: Binary) -> int:
     """Blocks of a binary that one multiprocessor of its architecture holds at once."""
-    most_warps, shared_kb, most_blocks = _LIMITS[Arch.parse(binary.arch).number]
     x, y, z = binary.block
-    warps = -(-x * y * z // WARP)
-    each = _round_up(binary.registers * WARP, _REGISTER_UNIT)
-    # Registers belong to one of four schedulers, and so do warps.
-    by_registers = 4 * (_REGISTERS // 4 // each) // warps
-    shared = binary.shared_bytes + binary.static_shared_bytes + _SHARED_RESERVED
-    by_shared = shared_kb * 1024 // _round_up(shared, _SHARED_UNIT)
-    return min(most_blocks, most_warps // warps, by_registers, by_shared)
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+    return occupancy(
+        Arch.parse(binary.arch),
+        threads=x * y * z,
+        registers=binary.registers,
+        shared_bytes=binary.shared_bytes,
+        static_shared_bytes=binary.static_shared_bytes,
+    ).blocks
 
 
 def bytes_in_flight(variant: Mapping[str, int | str]) -> int:
@@ -90,8 +66,7 @@ class Target:
         )
 
 
-# 80 multiprocessors and 600 GB/s by its data sheet; the latency is an assumption.
-TARGETS = {"a10g": Target("A10G", 80, 600.0, 0.6)}
+TARGETS = {"a10g": Target(A10G.name, A10G.multiprocessors, A10G.dram / 1e9, A10G.latency * 1e6)}
 
 
 def imbalance(blocks: int, multiprocessors: int) -> float:

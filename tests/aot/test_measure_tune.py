@@ -65,10 +65,11 @@ def ways(it: Any, constant: int, shape: Shape, processors: int = 4) -> list[tupl
     return [tuple(launch.values()) for launch in launches(it, constant, shape, processors)]
 
 
-def test_plain_calls_are_offered_plain_launches_only() -> None:
-    assert ways(PLAIN[0], 0, SHAPES[0]) == [(0, 0, 0)]
+def test_plain_calls_are_offered_every_variant_in_one_plain_launch() -> None:
+    """Also the programmatic ones, which may be there for other calls anyway."""
+    for it in (PLAIN[0], *DEPENDENT):
+        assert ways(it, 0, Shape(16384, 2048)) == [(0, 0, 0)]
     assert ways(PLAIN[0], 1, SHAPES[0]) == []
-    assert ways(DEPENDENT[0], 0, SHAPES[0]) == []
 
 
 def test_a_dependent_launch_may_ask_ahead() -> None:
@@ -83,13 +84,13 @@ def test_a_persistent_variant_is_offered_every_fill_and_amount() -> None:
     large = ways(DEPENDENT[1], 1, Shape(16384, 2048))
     a_tile_a_block = [(0, 0, 0), (0, EVERYTHING_KB, 0)]
     assert large == [
-        *((blocks, kb, 0) for blocks in (2, 3, 4) for kb in (0, 8192, 24576, EVERYTHING_KB)),
+        *((blocks, kb, 0) for blocks in (1, 2, 3, 4) for kb in (0, 8192, 24576, EVERYTHING_KB)),
         *a_tile_a_block,
     ]
     # 8 MB: asking for that much is asking for everything.
     small = ways(DEPENDENT[1], 1, Shape(2048, 2048))
     assert small == [
-        *((blocks, kb, 0) for blocks in (2, 3, 4) for kb in (0, EVERYTHING_KB)),
+        *((blocks, kb, 0) for blocks in (1, 2, 3, 4) for kb in (0, EVERYTHING_KB)),
         *a_tile_a_block,
     ]
 
@@ -100,7 +101,7 @@ def test_everything_is_measured_quickly_and_the_best_again() -> None:
     found: list[table.Measurement] = []
     it.run(SHAPES, found)
     for shape in SHAPES:
-        for m, constant, count in ((1, 0, 2), (2, 0, 2), (1, 1, 2 + 8), (2, 1, 0)):
+        for m, constant, count in ((1, 0, 4), (2, 0, 2), (1, 1, 2 + 10), (2, 1, 0)):
             here = [
                 item
                 for item in found
@@ -215,7 +216,7 @@ def test_a_launch_that_is_refused_is_left_out(monkeypatch: pytest.MonkeyPatch) -
         SonataError, match=r"launches that failed: 4,.*blocks_per_sm = 3; pass another"
     ):
         it.run(SHAPES, found)
-    assert {item.launch["blocks_per_sm"] for item in found} == {0, 2, 4}
+    assert {item.launch["blocks_per_sm"] for item in found} == {0, 1, 2, 4}
 
 
 def test_a_time_beyond_the_memory_is_refused_in_the_full_round_only() -> None:

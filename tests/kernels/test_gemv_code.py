@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from machine_code import assert_fixed_order, assert_quick, innermost
-from sonata_aot.aot.build import build
-from sonata_aot.aot.sass import Instruction, parse
-from sonata_aot.aot.toolchain import run_tool
-from sonata_aot.artifacts import Arch, Binary, open_artifacts
+from sonata_aot.aot.machine import occupancy
+from sonata_aot.aot.sass import Instruction, disassembly, parse
+from sonata_aot.artifacts import Arch, ArtifactSet, Binary, open_artifacts
 from sonata_aot.artifacts.cubin import KernelCode, read_cubin
-from sonata_aot.kernels import builtin
+from sonata_aot.kernels import Variant, builtin
 
-Case = tuple[str, str, dict[str, int | str]]
+if TYPE_CHECKING:
+    from tests.conftest import BuildCases
+
+Case = tuple[str, str, Variant]
 
 
 def cases() -> Iterator[Case]:
@@ -84,28 +85,17 @@ def case_name(case: Case) -> str:
 
 
 @pytest.fixture(scope="module")
-def family(shared_directory: Path) -> Path:
-    """A folder with a directory of artifacts for each architecture, compiled once per test run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SONATA_AOT_CACHE_DIR", str(shared_directory / "family-cache"))
-        for arch in ("sm86", "sm90"):
-            wanted = [(name, variant) for to, name, variant in CASES if to == arch]
-            specs = [
-                dataclasses.replace(spec, variants=tuple(v for n, v in wanted if n == spec.name))
-                for spec in (builtin()[name] for name in sorted({name for name, _ in wanted}))
-            ]
-            build(specs, [Arch.parse(arch)], out=shared_directory / f"family-{arch}")
-    return shared_directory
+def family(build_cases: BuildCases) -> ArtifactSet:
+    return open_artifacts(build_cases("family", CASES))
 
 
 @pytest.fixture(scope="module", params=CASES, ids=case_name)
-def code(request: pytest.FixtureRequest, family: Path) -> Code:
-    artifacts = open_artifacts(family / f"family-{request.param[0]}")
+def code(request: pytest.FixtureRequest, family: ArtifactSet) -> Code:
     (binary,) = (
-        b for b in artifacts.manifest.binaries if (b.arch, b.kernel, b.variant) == request.param
+        b for b in family.manifest.binaries if (b.arch, b.kernel, b.variant) == request.param
     )
-    (kernel,) = read_cubin(artifacts.read(binary.cubin)).kernels
-    text = run_tool("nvdisasm", "-c", str(artifacts.path(binary.cubin)))
+    (kernel,) = read_cubin(family.read(binary.cubin)).kernels
+    text = disassembly(family.path(binary.cubin))
     return Code(binary, kernel, parse(text), innermost(text, "HMMA"))
 
 
@@ -148,6 +138,18 @@ def test_a_multiprocessor_has_enough_in_flight(code: Code) -> None:
     shared = code.binary.shared_bytes + code.binary.static_shared_bytes + 1024
     blocks = min(65536 // registers, 48 // warps, 100 * 1024 // shared, 16)
     assert blocks * warps * 32 * 16 * code.weight_vectors >= 29_000
+
+
+def test_a_multiprocessor_holds_the_warps_of_the_budget(code: Code) -> None:
+    held = occupancy(
+        Arch.parse(code.binary.arch),
+        threads=32 * code.choice("warps"),
+        registers=code.kernel.registers,
+        shared_bytes=code.binary.shared_bytes,
+        static_shared_bytes=code.kernel.static_shared_bytes,
+    )
+    budget = builtin()[code.binary.kernel].declaration.budget
+    assert held.warps >= budget.floors_of(code.binary.variant)["warps"]
 
 
 def test_the_loop_refills_what_it_uses(code: Code) -> None:
@@ -219,6 +221,8 @@ def test_the_parameter_table_is_as_declared(code: Code) -> None:
             "ahead_skip": (80, 4),
             "ahead_rows": (84, 4),
             "ahead_blocks": (88, 4),
+            "upcoming": (96, 8),
+            "upcoming_bytes": (104, 4),
         },
         "gemv_any": {"x_stride": (48, 8), "weight_stride": (56, 8), "out_stride": (64, 8)},
     }

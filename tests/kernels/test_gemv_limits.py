@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ptx_walk import Access, Program
-from sonata_aot.aot.build import build
-from sonata_aot.artifacts import Arch, open_artifacts
-from sonata_aot.kernels import Variant, builtin
+from sonata_aot.artifacts import ArtifactSet, open_artifacts
+from sonata_aot.kernels import Variant
+
+if TYPE_CHECKING:
+    from tests.conftest import BuildCases
 
 MOST = 2**31 - 1
-BASES = {name: place << 50 for place, name in enumerate(("x", "weight", "bias", "out"), start=1)}
+NAMES = ("x", "weight", "bias", "out", "upcoming")
+BASES = {name: place << 50 for place, name in enumerate(NAMES, start=1)}
+PIECE = 4096
+# Bytes that a block asks for of what comes next: for some of its threads a piece, for one a rest.
+UPCOMING = 5 * PIECE + 16
 CASES = {
     "gemv": [
         {"m": 2, "side": "a", "rows": 4, "warps": 8, "unroll": 2, "persistent": 0, "pdl": 0},
@@ -60,11 +64,13 @@ class Kernel:
         first, end = block * block_rows, min(n, (block + 1) * block_rows)
         turns = [-(-k // self.step), -(-(end - first) // rows)][: len(self.program.loops)]
         found = []
-        for x_rows, constant in itertools.product((1, m), {0, self.choice("pdl")}):
-            arguments = [*BASES.values(), n, k, x_rows]
+        for x_rows, constant in dict.fromkeys([(1, 0), (m, self.choice("pdl"))]):
+            *pointers, upcoming = BASES.values()
+            arguments = [*pointers, n, k, x_rows]
             if self.name == "gemv":
                 # A huge share of rows to ask the L2 for, from far on.
                 arguments += [block_rows, constant, *strides, MOST, MOST, MOST]
+                arguments += [upcoming, UPCOMING]
             else:
                 arguments += strides
             areas = {
@@ -76,7 +82,12 @@ class Kernel:
             walks = [self.program.walk(arguments, thread, block, turns) for thread in threads]
             found = [access for accesses in walks for access in accesses]
             for access in found:
-                self.check(access, areas, n)
+                if access.address >> 50 == upcoming >> 50:
+                    start = access.address - upcoming - block * UPCOMING
+                    assert (access.kind, start % PIECE, access.size % 16) == ("prefetch", 0, 0)
+                    assert 0 < access.size <= min(PIECE, UPCOMING - start), access
+                else:
+                    self.check(access, areas, n)
         return found
 
     def check(self, access: Access, areas: dict[str, tuple[int, ...]], n: int) -> None:
@@ -95,22 +106,28 @@ class Kernel:
         assert column + access.size // 2 <= right, access
 
 
+def case_of(name: str, rest: Variant) -> tuple[str, str, Variant]:
+    return "sm90" if rest.get("pdl") else "sm86", name, {"dtype": "bf16", **rest}
+
+
+PARAMS = [case_of(name, rest) for name, variants in CASES.items() for rest in variants]
+
+
+@pytest.fixture(scope="module")
+def family(build_cases: BuildCases) -> ArtifactSet:
+    return open_artifacts(build_cases("limits", PARAMS))
+
+
 @pytest.fixture(
     scope="module",
-    params=[(name, variant) for name, variants in CASES.items() for variant in variants],
-    ids=lambda case: "-".join(map(str, [case[0], *case[1].values()])),
+    params=PARAMS,
+    ids=lambda case: "-".join(map(str, [case[1], *case[2].values()])),
 )
-def kernel(request: pytest.FixtureRequest, shared_directory: Path) -> Kernel:
-    name, rest = request.param
-    variant = {"dtype": "bf16", **rest}
-    arch = "sm90" if variant.get("pdl") else "sm86"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SONATA_AOT_CACHE_DIR", str(shared_directory / "family-cache"))
-        spec = dataclasses.replace(builtin()[name], variants=(variant,))
-        where = shared_directory / "-".join(map(str, ["limits", name, *variant.values()]))
-        artifacts = open_artifacts(build([spec], [Arch.parse(arch)], out=where).directory)
-    (binary,) = artifacts.manifest.binaries
-    return Kernel(name, variant, Program(artifacts.read(binary.ptx).decode()))
+def kernel(request: pytest.FixtureRequest, family: ArtifactSet) -> Kernel:
+    (binary,) = (
+        b for b in family.manifest.binaries if (b.arch, b.kernel, b.variant) == request.param
+    )
+    return Kernel(binary.kernel, binary.variant, Program(family.read(binary.ptx).decode()))
 
 
 def corners(kernel: Kernel) -> list[int]:
@@ -141,6 +158,15 @@ def test_a_block_reads_each_element_of_its_weights_once_and_writes_each_result(
     assert written == Counter(
         BASES["out"] + 2 * (row * (n + 1) + column) for row in range(m) for column in range(n)
     )
+
+
+def test_a_block_asks_for_each_byte_of_its_share_of_what_comes_next_once(kernel: Kernel) -> None:
+    rows = kernel.choice("rows")
+    found = kernel.walk(range(32 * kernel.choice("warps")), 9 * rows, 8, block=7)
+    asked = [a for a in found if a.address >> 50 == BASES["upcoming"] >> 50]
+    first, pieces = BASES["upcoming"] + 7 * UPCOMING, range(0, UPCOMING, PIECE)
+    expected = [Access("prefetch", first + at, min(PIECE, UPCOMING - at)) for at in pieces]
+    assert asked == (expected if kernel.choice("pdl") else [])
 
 
 def test_rows_of_the_greatest_length(kernel: Kernel) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from machine_code import innermost
-from sonata_aot.aot.build import build
-from sonata_aot.aot.sass import Instruction, parse
-from sonata_aot.aot.toolchain import run_tool
-from sonata_aot.artifacts import Arch, Binary, open_artifacts
+from sonata_aot.aot.sass import Instruction, disassembly, parse
+from sonata_aot.artifacts import Arch, ArtifactSet, Binary, open_artifacts
 from sonata_aot.artifacts.cubin import KernelCode, read_cubin
 from sonata_aot.kernels import builtin
 
+if TYPE_CHECKING:
+    from tests.conftest import BuildCases
+
 SPEC = builtin()["read"]
 CASES = [
-    (arch, dict(variant))
+    (arch, "read", dict(variant))
     for arch in ("sm86", "sm90")
     for variant in SPEC.variants
     if Arch.parse(arch).number >= SPEC.declaration.least_sm(variant)
@@ -36,23 +37,21 @@ class Code:
 
 
 @pytest.fixture(scope="module")
-def family(shared_directory: Path) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SONATA_AOT_CACHE_DIR", str(shared_directory / "read-cache"))
-        archs = [Arch.parse("sm86"), Arch.parse("sm90")]
-        return build([SPEC], archs, out=shared_directory / "read").directory
+def family(build_cases: BuildCases) -> ArtifactSet:
+    return open_artifacts(build_cases("read", CASES))
 
 
 @pytest.fixture(
     scope="module",
     params=CASES,
-    ids=lambda case: "-".join(map(str, [case[0], *case[1].values()])),
+    ids=lambda case: "-".join(map(str, [case[0], *case[2].values()])),
 )
-def code(request: pytest.FixtureRequest, family: Path) -> Code:
-    artifacts = open_artifacts(family)
-    (binary,) = (b for b in artifacts.manifest.binaries if (b.arch, b.variant) == request.param)
-    (kernel,) = read_cubin(artifacts.read(binary.cubin)).kernels
-    text = run_tool("nvdisasm", "-c", str(artifacts.path(binary.cubin)))
+def code(request: pytest.FixtureRequest, family: ArtifactSet) -> Code:
+    (binary,) = (
+        b for b in family.manifest.binaries if (b.arch, b.kernel, b.variant) == request.param
+    )
+    (kernel,) = read_cubin(family.read(binary.cubin)).kernels
+    text = disassembly(family.path(binary.cubin))
     return Code(binary, kernel, parse(text), innermost(text, "LDG"))
 
 
