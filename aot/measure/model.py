@@ -51,24 +51,30 @@ class Target:
         threads = resident_blocks(binary) * x * y * z * self.multiprocessors
         return threads * bytes_in_flight(binary.variant) >= self.least_in_flight
 
-    def factor(self, n: int, rows: int, measured_multiprocessors: int) -> float:
-        """What turns a time measured on another number of multiprocessors into a score here."""
-        blocks = -(-n // rows)
-        return imbalance(blocks, self.multiprocessors) / imbalance(blocks, measured_multiprocessors)
+    def factor(self, binary: Binary, n: int) -> float:
+        """What turns a time measured on a larger GPU into a score here: 1, or more for a poor end.
+
+        Blocks come in waves of as many as fit, and memory is busy while enough of their loads are
+        under way. In the last wave there may be too few blocks for that: then its share of the
+        bytes takes longer by as much as bytes under way lack.
+        """
+        blocks = -(-n // int(binary.variant["rows"]))
+        wave = self.multiprocessors * max(1, resident_blocks(binary))
+        last = blocks % wave or wave
+        x, y, z = binary.block
+        under_way = last * x * y * z * bytes_in_flight(binary.variant)
+        lack = max(1.0, self.least_in_flight / under_way)
+        return 1 + last / blocks * (lack - 1)
 
     def sentence(self) -> str:
         """The model, for a table's origin."""
         return (
-            f"They are scored for an {self.name}: time x i({self.multiprocessors}) / i(SMs of the "
-            "GPU), where i(s) = ceil(blocks / s) x s / blocks; variants with less than "
-            f"{self.least_in_flight / 1e3:.0f} KB of weights in flight on {self.multiprocessors} "
-            f"SMs (twice {self.latency_us} us x {self.gbps:.0f} GB/s) were left out."
+            f"Scored for an {self.name}, which was not at hand: time x (1 + f (max(1, b / u) - 1)),"
+            f" where f is the share of the blocks in the last wave on {self.multiprocessors} SMs, "
+            f"u their bytes in flight, and b = {self.least_in_flight / 1e3:.0f} KB (twice "
+            f"{self.latency_us:g} us x {self.gbps:.0f} GB/s); variants that never have b in flight "
+            "were left out."
         )
 
 
 TARGETS = {"a10g": Target(A10G.name, A10G.multiprocessors, A10G.dram / 1e9, A10G.latency * 1e6)}
-
-
-def imbalance(blocks: int, multiprocessors: int) -> float:
-    """Time of the last wave of blocks over a perfect share: 1 where every SM has as many."""
-    return -(-blocks // multiprocessors) * multiprocessors / blocks

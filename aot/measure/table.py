@@ -159,7 +159,7 @@ def _pick(items: Sequence[Measurement], score: Score) -> Measurement:
     """
     least = min(map(score, items))
     as_fast = [item for item in items if score(item) <= (1 + NOISE) * least]
-    return min(as_fast, key=lambda item: (int(item.variant["warps"]), score(item)))
+    return min(as_fast, key=lambda item: (int(item.variant.get("warps", 0)), score(item)))
 
 
 def cover(slower: Mapping[Any, Mapping[str, float]], limit: float) -> list[str]:

@@ -246,7 +246,7 @@ def tuned_binaries(directory: Path, arch: str) -> list[Binary]:
     return present
 
 
-def scorer(target: str | None, binaries: Sequence[Binary], multiprocessors: int) -> Score:
+def scorer(target: str | None, binaries: Sequence[Binary]) -> Score:
     """How times become scores: as they are, or by the model of another GPU.
 
     Raises:
@@ -255,7 +255,7 @@ def scorer(target: str | None, binaries: Sequence[Binary], multiprocessors: int)
     if target is None:
         return table.measured_us
     other = model.TARGETS[target]
-    busy = {binary.variant_name for binary in binaries if other.keeps_busy(binary)}
+    busy = {binary.variant_name: binary for binary in binaries if other.keeps_busy(binary)}
 
     def score(item: Measurement) -> float:
         if item.launch["blocks_per_sm"]:
@@ -265,7 +265,7 @@ def scorer(target: str | None, binaries: Sequence[Binary], multiprocessors: int)
             )
         if item.key not in busy:
             return math.inf
-        return item.us * other.factor(item.n, int(item.variant["rows"]), multiprocessors)
+        return item.us * other.factor(busy[item.key], item.n)
 
     return score
 
@@ -328,7 +328,7 @@ def measure(
         loaded.form,
         machine.multiprocessors,
         timing.replayed,
-        score=scorer(target, binaries, machine.multiprocessors),
+        score=scorer(target, binaries),
         peak_gbps=machine.peak_gbps,
         progress=progress,
     ).run(shapes, raw.measurements)
@@ -342,7 +342,7 @@ def make(raw: Raw, binaries: Sequence[Binary], target: str | None, tolerance: fl
     """
     if not raw.measurements:
         raise SonataError("nothing was measured", remedy="measure at least one shape")
-    score = scorer(target, binaries, raw.head["machine"]["multiprocessors"])
+    score = scorer(target, binaries)
     chosen = table.choose(raw.measurements, score=score, tolerance=tolerance)
     return table.toml(KERNEL, origin(raw, target, tolerance), table.rows(chosen))
 

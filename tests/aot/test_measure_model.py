@@ -51,16 +51,26 @@ def test_bytes_in_flight(m: int, side: str, rows: int, unroll: int, size: int) -
     assert model.bytes_in_flight(variant(m=m, side=side, rows=rows, unroll=unroll)) == size
 
 
-def test_imbalance_is_one_where_every_multiprocessor_has_as_many_blocks() -> None:
-    assert model.imbalance(160, 80) == 1
-    assert model.imbalance(161, 80) == pytest.approx(240 / 161)
-    assert model.imbalance(20, 80) == 4
+def test_a_last_wave_with_too_little_under_way_takes_longer() -> None:
+    # 255 registers: one block of 8 warps a multiprocessor, 80 a wave, with 32 KB under way each.
+    it = binary(variant(m=1, rows=2, unroll=4, warps=8), arch="sm86", registers=255)
+    each = 128 * 256
+    assert A10G.factor(it, 2 * 80) == 1
+    assert A10G.factor(it, 2 * 800) == 1
+    # Enough of them: 720 KB are those of 22 blocks.
+    assert A10G.factor(it, 2 * (80 + 22)) == 1
+    assert A10G.factor(it, 2 * (80 + 10)) == pytest.approx(
+        1 + 10 / 90 * (720_000 / (10 * each) - 1)
+    )
+    # The same when they are all that there is, also with a ragged last block.
+    assert A10G.factor(it, 2 * 10) == A10G.factor(it, 19) == pytest.approx(720_000 / (10 * each))
 
 
-def test_a_time_is_scaled_by_the_last_wave() -> None:
-    # 512 rows, 4 a block: 128 blocks are 2 waves of 80 and fill one of 128.
-    assert A10G.factor(512, 4, 128) == pytest.approx(160 / 128)
-    assert A10G.factor(513, 4, 128) == pytest.approx((160 / 129) / (256 / 129))
+def test_a_wave_has_as_many_blocks_as_fit() -> None:
+    it = binary(variant(m=1, rows=2, unroll=4, warps=8), arch="sm86", registers=64)
+    assert model.resident_blocks(it) == 4
+    assert A10G.factor(it, 2 * 320) == 1
+    assert A10G.factor(it, 2 * 321) > 1
 
 
 def test_what_keeps_an_a10g_busy() -> None:
@@ -75,5 +85,5 @@ def test_what_keeps_an_a10g_busy() -> None:
 
 def test_the_model_says_itself_in_full() -> None:
     sentence = A10G.sentence()
-    for part in ("A10G", "i(80)", "720 KB", "600 GB/s", "0.6 us"):
+    for part in ("A10G", "80 SMs", "720 KB", "600 GB/s", "0.6 us"):
         assert part in sentence

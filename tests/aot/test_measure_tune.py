@@ -260,23 +260,20 @@ def test_the_table_of_a_run() -> None:
 
 
 def test_a_model_scores_what_is_measured() -> None:
-    """On 4 multiprocessors 8 rows a block are slow; 80 of them have a block to each either way."""
-    score = tune.scorer("a10g", PLAIN, 4)
+    score = tune.scorer("a10g", PLAIN)
     raw = run(PLAIN[:2], score=score)
+    for item in raw.measurements:
+        (it,) = (b for b in PLAIN if b.variant == item.variant)
+        assert score(item) == item.us * A10G.factor(it, item.n)
+    # Some blocks are too few to keep an A10G's memory busy, so that the order is another.
+    assert any(score(item) > item.us for item in raw.measurements)
     rules = tomllib.loads(tune.make(raw, PLAIN[:2], "a10g", 0.01))["gemv"]
-    by_hand = {
-        rows: rows * 80 / blocks for rows, blocks in ((4, 256 // 4), (8, 256 // 8))
-    }  # one wave of 80, whole waves of 4
-    assert by_hand[4] < by_hand[8]
-    assert [rule["variant"]["rows"] for rule in rules["rules"]] == [4]
     assert "A10G" in rules["origin"]
-    item = next(i for i in raw.measurements if i.n == 256 and i.variant["rows"] == 8)
-    assert score(item) == pytest.approx(8 * 80 / 32)
 
 
 def test_a_model_leaves_out_what_cannot_keep_its_memory_busy() -> None:
     idle = binary(variant(rows=1, unroll=2), registers=255, arch="sm86")
-    score = tune.scorer("a10g", [idle, PLAIN[1]], 4)
+    score = tune.scorer("a10g", [idle, PLAIN[1]])
     raw = run([idle, PLAIN[1]])
     rules = tomllib.loads(tune.make(raw, [idle, PLAIN[1]], "a10g", 0.01))["gemv"]["rules"]
     assert {rule["variant"]["rows"] for rule in rules} == {8}

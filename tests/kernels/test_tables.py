@@ -207,7 +207,7 @@ class TestShipped:
 def test_each_table_says_how_it_came_about() -> None:
     assert [path.stem for path in SHIPPED] == ["sm86", "sm90"]
     modelled, measured = origin("sm86"), origin("sm90")
-    assert "scored for an A10G" in modelled
+    assert "Scored for an A10G" in modelled
     assert "via sm86-ptx" in modelled
     assert "scored" not in measured
     assert "via sm90-cubin" in measured
