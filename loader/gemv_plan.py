@@ -16,7 +16,7 @@ MOST_ROWS = BATCHES[-1]
 WARP = 32
 # Bytes of what is read next that a launch asks of the L2: as many as memory delivers in the
 # microsecond or so between two dependent kernels. Found by measuring a chain of 68 (docs/gemv.md).
-UPCOMING_BYTES = 5 * 2**20
+UPCOMING_BYTES = 6 * 2**20
 # Most of them that one thread asks for: `PIECE` in kernels/gemv/device.py.
 _PIECE = 4096
 

@@ -44,7 +44,10 @@ def choose_linear(
     rows = x.numel() // x.shape[-1] if x.dim() and x.shape[-1] else 0
     if gemv is None or not _applies(torch, devices, rows, x, weight, bias):
         return torch.nn.functional.linear(x, weight, bias)
-    out = gemv(x.reshape(rows, x.shape[-1]), weight, bias)
+    flat = x.reshape(rows, x.shape[-1])
+    if flat.stride(-1) != 1:
+        flat = flat.contiguous()  # x is small, and the GEMV wants the elements of a row together
+    out = gemv(flat, weight, bias)
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
