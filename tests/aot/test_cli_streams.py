@@ -14,15 +14,13 @@ from sonata_aot.artifacts import verify
 from sonata_aot.artifacts.verify import Passed
 
 SCRIPT = Path(sys.executable).with_name("sonata-aot")
+# Of all that is built, four: disassembling takes its time.
+FEW = ("--kernel=gemv_any", "--variant=m=1,dtype=bf16")
 
 
 @pytest.fixture(autouse=True)
 def cached(warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SONATA_AOT_CACHE_DIR", str(warm_cache))
-
-
-# Of all that is built, four: disassembling takes its time.
-FEW = ("--kernel=gemv_any", "--variant=m=1,dtype=bf16")
 
 
 def in_a_shell(
