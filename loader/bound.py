@@ -70,15 +70,23 @@ class BoundGemv:
         )
         if not self.constant:
             # The same binary and grid, so that the bits of the results stay the same.
-            return run(plan.in_order(), x, weight, self.bias, out)
-        return run(plan, x, weight, self.bias, out, self._ahead())
+            plan = plan.in_order()
+        upcoming = self._next() if plan.upcoming_bytes else (0, 0)
+        return run(plan, x, weight, self.bias, out, upcoming)
 
-    def _ahead(self) -> tuple[int, int]:
-        """Address, 16-byte aligned, and size in bytes of what may be asked of the L2."""
-        if self._upcoming is None:
+    def _next(self) -> tuple[int, int]:
+        """Address, 16-byte aligned, and size in bytes of what may be asked of the L2.
+
+        Nothing where that has been freed or moved since: the hardware faults on such addresses.
+        """
+        upcoming = self._upcoming
+        if upcoming is None or upcoming.device != self.weight.device:
             return 0, 0
-        start = -(-self._upcoming.data_ptr() // 16) * 16
-        return start, max(0, tensors.end(self._upcoming) - start)
+        address = upcoming.data_ptr()
+        if address == 0:
+            return 0, 0
+        start = -(-address // 16) * 16
+        return start, max(0, tensors.end(upcoming) - start)
 
 
 def _state(weight: Tensor) -> tuple[int, int] | None:

@@ -130,11 +130,11 @@ class Gemv:
             rows, n, k = self.check(x, weight, bias)
             key = (x.device.index, n, k)
             if key not in plans:
-                if runtime.dtype_name(x.dtype) != variant["dtype"] or rows > int(variant["m"]):
-                    fail(f"x is {x.dtype} with {rows} rows, not for {dict(variant)}", "pass others")
-                if _layout(x, weight, rows, n, k) != "aligned":
-                    fail("rows are not aligned", "pass rows that start 16-byte aligned")
                 plans[key] = self._planner.exact(key[0], dict(variant), launch, n, k, constant)
+            if runtime.dtype_name(x.dtype) != variant["dtype"] or rows > int(variant["m"]):
+                fail(f"x is {x.dtype} with {rows} rows, not for {dict(variant)}", "pass others")
+            if _layout(x, weight, rows, n, k) != "aligned":
+                fail("rows are not aligned", "pass rows that start 16-byte aligned")
             return run(plans[key], x, weight, bias, out)
 
         return call
@@ -230,8 +230,11 @@ def run(
         DriverError: the driver refused the launch, or an earlier one had failed.
     """
     (rows, k), n = x.shape, weight.shape[0]
+    given = out is not None
     if out is None:
         out = x.new_empty((rows, n))
+        if out.data_ptr() == 0:  # a mode of torch that makes fake tensors is on
+            fail("out has no memory: a fake tensor", "leave the mode, or use real tensors")
     else:
         tensors.check_out(out, rows, n, x, x=x, weight=weight, bias=bias)
     plan.launch(
@@ -246,6 +249,9 @@ def run(
         (x.stride(0), weight.stride(0), out.stride(0)),
         upcoming,
     )
+    if given:
+        # As torch's own operations count a write: for autograd, and for a weight that is bound.
+        runtime.count_write(out)
     return out
 
 

@@ -55,6 +55,13 @@ def current_stream(device: int) -> int:
     return torch._C._cuda_getCurrentRawStream(device)
 
 
+def count_write(tensor: torch.Tensor) -> None:
+    """Count a write to a tensor, and to all that share its memory, as torch counts its own."""
+    import torch
+
+    torch.autograd.graph.increment_version(tensor)
+
+
 def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[int, ...]:
     """Device numbers, each once, in the order given; torch's current device if None.
 
