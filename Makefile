@@ -9,10 +9,15 @@
 PYTHON ?= python3
 # Name of the folder that `make gpu` writes its results to.
 GPU ?= h200
+RESULTS := benchmarks/results/$(GPU)
+MEASURED := build/measured
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := CMakeLists.txt $(wildcard loader/native/*)
+
+bench = $(BIN)/sonata-aot bench gemv $(MEASURED)/all --arch sm90 --arch sm86 $(2) --json $(MEASURED)/$(1).json && \
+	$(BIN)/python -m benchmarks.results $(MEASURED)/$(1).json $(RESULTS)/$(1).json
 
 .PHONY: build test soak inspect lint gpu evidence format clean
 
@@ -42,10 +47,15 @@ lint: $(STAMP)
 
 gpu: $(STAMP)
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu: torch %s has no CUDA device" % torch.__version__)'
-	$(BIN)/sonata-aot build --arch sm86 --arch sm90
-	$(BIN)/pytest -m gpu
-	$(BIN)/python -m examples.decode_gemv --json benchmarks/results/$(GPU)/gemv.json
-	$(BIN)/python -m benchmarks.first_call --json benchmarks/results/$(GPU)/first_call.json
+	$(BIN)/sonata-aot build --all --arch sm86 --arch sm90 --out $(MEASURED)/all
+	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --out $(MEASURED)/default
+	SONATA_AOT_DIR=$(MEASURED)/all $(BIN)/pytest -m gpu
+	$(call bench,gemv,)
+	$(call bench,gemv_rows,--m 3 --m 4 --m 5 --m 6 --m 7 --m 8)
+	$(call bench,gemv_f16,--dtype f16)
+	$(call bench,gemv_bias,--bias)
+	$(BIN)/python -m benchmarks.gemv_chain $(MEASURED)/all --json $(RESULTS)/gemv_chain.json
+	$(BIN)/python -m benchmarks.first_call $(MEASURED)/default --json $(RESULTS)/first_call.json
 	$(BIN)/python -m benchmarks.figures
 
 evidence: $(STAMP)

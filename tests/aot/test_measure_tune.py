@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from measure_fakes import FakeGemv, Gpu, Launched, binary, variant
-from sonata_aot.aot.measure import table, tune
+from sonata_aot.aot.measure import model, table, tune
 from sonata_aot.aot.measure.shapes import Shape
 from sonata_aot.aot.measure.timing import Effort
 from sonata_aot.aot.measure.tune import EVERYTHING_KB, Raw, Tuner, launches
@@ -264,7 +264,7 @@ def test_a_model_scores_what_is_measured() -> None:
     raw = run(PLAIN[:2], score=score)
     for item in raw.measurements:
         (it,) = (b for b in PLAIN if b.variant == item.variant)
-        assert score(item) == item.us * A10G.factor(it, item.n)
+        assert score(item) == item.us * model.TARGETS["a10g"].factor(it, item.n)
     # Some blocks are too few to keep an A10G's memory busy, so that the order is another.
     assert any(score(item) > item.us for item in raw.measurements)
     rules = tomllib.loads(tune.make(raw, PLAIN[:2], "a10g", 0.01))["gemv"]
