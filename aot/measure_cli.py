@@ -121,6 +121,14 @@ def tune() -> None:
     help="How much slower than a shape's fastest its variant may be, so that fewer are needed.",
 )
 @click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    metavar="CHOICE=VALUE,...",
+    help="Have variants with these values among those to choose from, for a reason that times of "
+    "single shapes do not show; repeatable.",
+)
+@click.option(
     "--model",
     "target",
     type=click.Choice(("a10g",)),
@@ -140,6 +148,7 @@ def tune_gemv(
     arch: str,
     shapes: tuple[str, ...],
     tolerance: float,
+    kept: tuple[str, ...],
     target: str | None,
     out: Path | None,
     json_file: Path | None,
@@ -171,7 +180,7 @@ def tune_gemv(
         finally:
             if json_file is not None and raw.measurements:
                 _write(json_file, raw.text())
-    text = run.make(raw, run.tuned_binaries(directory, arch), target, tolerance / 100)
+    text = run.make(raw, run.tuned_binaries(directory, arch), target, tolerance / 100, kept)
     if out is None:
         click.echo(text, nl=False)
     else:

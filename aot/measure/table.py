@@ -98,12 +98,17 @@ def finalists(
 
 
 def choose(
-    measurements: Iterable[Measurement], *, score: Score = measured_us, tolerance: float
+    measurements: Iterable[Measurement],
+    *,
+    score: Score = measured_us,
+    tolerance: float,
+    kept: Sequence[Variant] = (),
 ) -> dict[tuple[int, int], dict[Cell, Measurement]]:
     """For each (m, constant) and shape the variant and launch that calls get.
 
     `tolerance` is how much slower than the best of a cell its choice may be: 0.01 is 1%. Where a
-    cell has full measurements, only they count.
+    cell has full measurements, only they count. Variants that have all values of one of `kept` are
+    in the set that cells choose from in any case.
 
     Raises:
         SonataError: a cell has no measurement whose score is finite.
@@ -114,7 +119,8 @@ def choose(
         cases.setdefault((item.constant, *item.shape), []).append(item)
     chosen: dict[tuple[int, int], dict[Cell, Measurement]] = {}
     for m, cases in sorted(groups.items()):
-        for (constant, n, k), item in sorted(_choose_for(m, cases, score, tolerance).items()):
+        choices = _choose_for(m, cases, score, tolerance, kept)
+        for (constant, n, k), item in sorted(choices.items()):
             chosen.setdefault((m, constant), {})[n, k] = item
     return chosen
 
@@ -124,7 +130,11 @@ _Case = tuple[int, int, int]
 
 
 def _choose_for(
-    m: int, cases: dict[_Case, list[Measurement]], score: Score, tolerance: float
+    m: int,
+    cases: dict[_Case, list[Measurement]],
+    score: Score,
+    tolerance: float,
+    kept: Sequence[Variant],
 ) -> dict[_Case, Measurement]:
     # The fastest launch of each variant in each case.
     best: dict[_Case, dict[str, Measurement]] = {}
@@ -144,7 +154,13 @@ def _choose_for(
         case: {name: score(item) / min(map(score, items.values())) for name, item in items.items()}
         for case, items in best.items()
     }
-    names = cover(slower, 1 + tolerance)
+    names = set(cover(slower, 1 + tolerance))
+    everything = {name: item.variant for items in best.values() for name, item in items.items()}
+    names |= {
+        name
+        for name, variant in everything.items()
+        if any(wanted.items() <= variant.items() for wanted in kept)
+    }
     return {
         case: _pick([item for name, item in items.items() if name in names], score)
         for case, items in best.items()

@@ -334,8 +334,14 @@ def measure(
     ).run(shapes, raw.measurements)
 
 
-def make(raw: Raw, binaries: Sequence[Binary], target: str | None, tolerance: float) -> str:
-    """The text of a table.
+def make(
+    raw: Raw,
+    binaries: Sequence[Binary],
+    target: str | None,
+    tolerance: float,
+    kept: Sequence[str] = (),
+) -> str:
+    """The text of a table; `kept` are variants as text, such as `m=2,side=a`.
 
     Raises:
         SonataError: nothing was measured, or a model leaves nothing over.
@@ -343,11 +349,23 @@ def make(raw: Raw, binaries: Sequence[Binary], target: str | None, tolerance: fl
     if not raw.measurements:
         raise SonataError("nothing was measured", remedy="measure at least one shape")
     score = scorer(target, binaries)
-    chosen = table.choose(raw.measurements, score=score, tolerance=tolerance)
-    return table.toml(KERNEL, origin(raw, target, tolerance), table.rows(chosen))
+    wanted = [_variant(text) for text in kept]
+    for variant, text in zip(wanted, kept, strict=True):
+        if not any(variant.items() <= item.variant.items() for item in raw.measurements):
+            raise ArgumentError(
+                f"--keep {text}: no measured variant has these values",
+                remedy="name choices and values as `sonata-aot list` shows them",
+            )
+    chosen = table.choose(raw.measurements, score=score, tolerance=tolerance, kept=wanted)
+    return table.toml(KERNEL, origin(raw, target, tolerance, kept), table.rows(chosen))
 
 
-def origin(raw: Raw, target: str | None, tolerance: float) -> str:
+def _variant(text: str) -> dict[str, int | str]:
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name.strip(): int(v) if v.strip().isdecimal() else v.strip() for name, _, v in pairs}
+
+
+def origin(raw: Raw, target: str | None, tolerance: float, kept: Sequence[str] = ()) -> str:
     """How a table came about."""
     machine = raw.head["machine"]
     major, minor = cuda_version(machine["driver_cuda"])
@@ -360,4 +378,6 @@ def origin(raw: Raw, target: str | None, tolerance: float) -> str:
         f"{DTYPE}, {shapes} shapes; each shape has a variant within {100 * tolerance:g}% of its "
         "fastest."
     )
+    if kept:
+        text += f" Kept in any case: {' and '.join(kept)}."
     return text if target is None else f"{text} {model.TARGETS[target].sentence()}"

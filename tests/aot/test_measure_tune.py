@@ -259,6 +259,33 @@ def test_the_table_of_a_run() -> None:
     assert "within 1%" in origin
 
 
+def test_what_is_kept_is_chosen_where_it_is_as_fast_and_said() -> None:
+    def cost(rows: int) -> float:
+        return 10.0 if rows == 8 else 10.04
+
+    raw = Raw(dict(HEAD))
+    for rows, warps in ((4, 4), (8, 8)):
+        it = binary(variant(m=1, rows=rows, warps=warps, pdl=0), arch="sm90")
+        launch = {"blocks_per_sm": 0, "ahead_kb": 0, "skip_blocks_per_sm": 0}
+        raw.measurements.append(
+            table.Measurement(
+                *(64, 64, 1, 0, dict(it.variant), launch), us=cost(rows), full=True, binary="0"
+            )
+        )
+
+    def chosen(*kept: str) -> tuple[int, str]:
+        content = tomllib.loads(tune.make(raw, [], None, 0.0, kept))["gemv"]
+        (rule,) = content["rules"]
+        return rule["variant"]["rows"], content["origin"]
+
+    assert chosen()[0] == 8
+    rows, origin = chosen("m=1,rows=4")
+    assert rows == 4  # as fast within the noise, with smaller blocks
+    assert "m=1,rows=4" in origin
+    with pytest.raises(ArgumentError, match="--keep m=1,rows=5"):
+        chosen("m=1,rows=5")
+
+
 def test_a_model_scores_what_is_measured() -> None:
     score = tune.scorer("a10g", PLAIN)
     raw = run(PLAIN[:2], score=score)
