@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from . import tensors
-from .gemv_plan import Plan
 from .log import logger
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .gemv import Gemv
 
 
@@ -63,16 +62,14 @@ class BoundGemv:
         """
         from .gemv import run
 
-        gemv, weight = self._gemv, self.weight
-        rows, n, k = gemv.check(x, weight, self.bias)
-        plan: Plan = gemv.plan(
-            x, weight, rows, n, k, constant=True, batch_invariant=self._batch_invariant
-        )
+        gemv, weight, bias = self._gemv, self.weight, self.bias
+        operands = gemv.check(x, weight, bias)
+        plan = gemv.plan(operands, constant=True, batch_invariant=self._batch_invariant)
         if not self.constant:
             # The same binary and grid, so that the bits of the results stay the same.
-            plan = plan.in_order()
+            plan = plan.in_order
         upcoming = self._next() if plan.upcoming_bytes else (0, 0)
-        return run(plan, x, weight, self.bias, out, upcoming)
+        return run(plan, operands, x, weight, bias, out, upcoming)
 
     def _next(self) -> tuple[int, int]:
         """Address, 16-byte aligned, and size in bytes of what may be asked of the L2.
@@ -80,7 +77,11 @@ class BoundGemv:
         Nothing where that has been freed or moved since: the hardware faults on such addresses.
         """
         upcoming = self._upcoming
-        if upcoming is None or upcoming.device != self.weight.device:
+        if (
+            upcoming is None
+            or not upcoming.is_cuda
+            or (upcoming.get_device() != self.weight.get_device())
+        ):
             return 0, 0
         address = upcoming.data_ptr()
         if address == 0:

@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..artifacts.errors import VariantMissing
 from ..artifacts.manifest import Binary
 from . import runtime, tensors
 from .bound import BoundGemv
 from .gemv_plan import MOST_ROWS, Plan, Planner
-from .tensors import LARGEST, LINEAR, fail
+from .tensors import DTYPES, LARGEST, LINEAR, fail
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-DTYPES = ("bf16", "f16")
 # Elements in the 16 bytes that the fast path reads at once.
 _VECTOR = 8
 _ALIGNMENT = 16
+
+
+class Weight(NamedTuple):
+    """What a launch needs of a weight and its bias that have been checked."""
+
+    n: int
+    k: int
+    dtype: str
+    device: int
+    address: int
+    stride: int
+    bias: int
+
+
+class Operands(NamedTuple):
+    """What a launch needs of inputs that have been checked.
+
+    `layout` is `aligned`, `wide` (only x is not aligned) or `any`.
+    """
+
+    rows: int
+    address: int
+    stride: int
+    weight: Weight
+    layout: str
 
 
 class Gemv:
@@ -27,6 +51,7 @@ class Gemv:
     def __init__(self, planner: Planner) -> None:
         """Launch what `planner` finds."""
         self._planner = planner
+        self._devices = frozenset(planner.devices)
 
     def __call__(
         self,
@@ -62,9 +87,9 @@ class Gemv:
             VariantMissing: no binary for this dtype.
             DriverError: the driver refused the launch, or an earlier one had failed.
         """
-        rows, n, k = self.check(x, weight, bias)
-        plan = self.plan(x, weight, rows, n, k, constant=False, batch_invariant=batch_invariant)
-        return run(plan, x, weight, bias, out)
+        operands = self.check(x, weight, bias)
+        plan = self.plan(operands, constant=False, batch_invariant=batch_invariant)
+        return run(plan, operands, x, weight, bias, out)
 
     def bind(
         self,
@@ -110,8 +135,8 @@ class Gemv:
         Raises:
             ArgumentError, VariantMissing: as for the call.
         """
-        rows, n, k = self.check(x, weight, bias)
-        plan = self.plan(x, weight, rows, n, k, constant=constant, batch_invariant=batch_invariant)
+        operands = self.check(x, weight, bias)
+        plan = self.plan(operands, constant=constant, batch_invariant=batch_invariant)
         return plan.loaded.binary
 
     def using(
@@ -127,96 +152,99 @@ class Gemv:
         def call(
             x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
         ) -> Tensor:
-            rows, n, k = self.check(x, weight, bias)
-            key = (x.device.index, n, k)
-            if key not in plans:
-                plans[key] = self._planner.exact(key[0], dict(variant), launch, n, k, constant)
-            if runtime.dtype_name(x.dtype) != variant["dtype"] or rows > int(variant["m"]):
-                fail(f"x is {x.dtype} with {rows} rows, not for {dict(variant)}", "pass others")
-            if _layout(x, weight, rows, n, k) != "aligned":
+            operands = self.check(x, weight, bias)
+            n, k, dtype, device, *_ = operands.weight
+            plan = plans.get((device, n, k))
+            if plan is None:
+                plan = self._planner.exact(device, dict(variant), launch, n, k, constant)
+                plans[device, n, k] = plan
+            if dtype != variant["dtype"] or operands.rows > int(variant["m"]):
+                fail(
+                    f"x is {x.dtype} with {operands.rows} rows, not for {dict(variant)}",
+                    "pass others",
+                )
+            if operands.layout != "aligned":
                 fail("rows are not aligned", "pass rows that start 16-byte aligned")
-            return run(plans[key], x, weight, bias, out)
+            return run(plan, operands, x, weight, bias, out)
 
         return call
 
-    def check(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int, int]:
-        """Rows of x, N and K of a call whose inputs fit together.
+    def check(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Operands:
+        """What a launch needs of inputs that fit together.
 
         Raises:
             ArgumentError: they do not.
+            VariantMissing: there is no kernel for their dtype.
         """
-        tensors.check_dense("x", x, 2, "(M, K)")
-        self.check_weight(weight, bias)
-        (rows, k), (n, weight_k) = x.shape, weight.shape
-        if weight_k != k:
+        address = tensors.check_dense("x", x, 2, "(M, K)")
+        checked = self.check_weight(weight, bias)
+        n, k = checked.n, checked.k
+        rows, x_k = x.shape
+        if k != x_k:
             fail(
-                f"weight has shape {(n, weight_k)}, x {(rows, k)}",
+                f"weight has shape {(n, k)}, x {(rows, x_k)}",
                 "pass x as (M, K) and weight as (N, K) with one K",
             )
         tensors.check_like("weight", weight, "x", x)
         if not 1 <= rows <= MOST_ROWS:
             fail(f"x has {rows} rows", f"pass 1 to {MOST_ROWS}, or {LINEAR}")
-        tensors.check_rows("x", x)
-        return rows, n, k
+        stride = tensors.row_stride("x", x)
+        # The stride of a single row means nothing.
+        if k % _VECTOR or checked.address % _ALIGNMENT or (n > 1 and checked.stride % _VECTOR):
+            layout = "any"
+        elif address % _ALIGNMENT or (rows > 1 and stride % _VECTOR):
+            layout = "wide"
+        else:
+            layout = "aligned"
+        return Operands(rows, address, stride, checked, layout)
 
-    def check_weight(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Require a weight, and a bias that fits it.
+    def check_weight(self, weight: Tensor, bias: Tensor | None) -> Weight:
+        """What a launch needs of a weight, and of a bias that fits it.
 
         Raises:
             ArgumentError: they are something else.
+            VariantMissing: there is no kernel for their dtype.
         """
-        tensors.check_dense("weight", weight, 2, "(N, K)")
+        address = tensors.check_dense("weight", weight, 2, "(N, K)")
         n, k = weight.shape
         if not 1 <= n <= LARGEST or not 1 <= k <= LARGEST:
             fail(f"N = {n}, K = {k}", f"pass N and K from 1 to 2**31 - 1, or {LINEAR}")
-        tensors.check_rows("weight", weight)
-        if weight.device.index not in self._planner.devices:
+        stride = tensors.row_stride("weight", weight)
+        device = weight.get_device()
+        if device not in self._devices:
             fail(
-                f"weight is on {weight.device}, and kernels were loaded on "
-                f"{sorted(self._planner.devices)}",
-                f"load them there too: load(devices=[..., {weight.device.index}])",
+                f"weight is on {weight.device}, and kernels were loaded on {sorted(self._devices)}",
+                f"load them there too: load(devices=[..., {device}])",
             )
-        if runtime.dtype_name(weight.dtype) not in DTYPES:
+        dtype = DTYPES.get(weight.dtype)
+        if dtype is None:
             raise VariantMissing(
                 f"gemv: weight is {weight.dtype}, and kernels are for bfloat16 and float16",
                 remedy=f"{LINEAR} for other dtypes",
             )
+        bias_address = 0
         if bias is not None:
-            tensors.check_dense("bias", bias, 1, "(N,)")
+            bias_address = tensors.check_dense("bias", bias, 1, "(N,)")
             if bias.shape[0] != n:
                 fail(f"bias has {bias.shape[0]} elements, weight {n} rows", "pass one for each row")
             tensors.check_like("bias", bias, "weight", weight)
-            tensors.check_rows("bias", bias)
+            tensors.row_stride("bias", bias)
+        return Weight(n, k, dtype, device, address, stride, bias_address)
 
-    def plan(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        rows: int,
-        n: int,
-        k: int,
-        *,
-        constant: bool,
-        batch_invariant: bool,
-    ) -> Plan:
+    def plan(self, operands: Operands, *, constant: bool, batch_invariant: bool) -> Plan:
         """The binary and launch of a checked call.
 
         Raises:
             VariantMissing: there is none.
         """
-        return self._planner.find(
-            x.device.index,
-            runtime.dtype_name(x.dtype),
-            MOST_ROWS if batch_invariant else rows,
-            n,
-            k,
-            _layout(x, weight, rows, n, k),
-            constant,
-        )
+        rows, _, _, (n, k, dtype, device, *_), layout = operands
+        most = MOST_ROWS if batch_invariant else rows
+        return self._planner.find(device, dtype, most, n, k, layout, constant)
 
 
 def run(
     plan: Plan,
+    operands: Operands,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -229,38 +257,23 @@ def run(
         ArgumentError: `out` cannot be written to.
         DriverError: the driver refused the launch, or an earlier one had failed.
     """
-    (rows, k), n = x.shape, weight.shape[0]
-    given = out is not None
-    if out is None:
-        out = x.new_empty((rows, n))
-        if out.data_ptr() == 0:  # a mode of torch that makes fake tensors is on
-            fail("out has no memory: a fake tensor", "leave the mode, or use real tensors")
-    else:
+    rows, address, stride, (n, k, _, device, weight_address, weight_stride, bias_address), _ = (
+        operands
+    )
+    result = x.new_empty((rows, n)) if out is None else out
+    if out is not None:
         tensors.check_out(out, rows, n, x, x=x, weight=weight, bias=bias)
+    result_address = result.data_ptr()
+    if result_address == 0:  # a mode of torch that makes fake tensors is on
+        fail("out has no memory: a fake tensor", "leave the mode, or use real tensors")
     plan.launch(
-        runtime.current_stream(x.device.index),
-        (
-            x.data_ptr(),
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-        ),
+        runtime.current_stream(device),
+        (address, weight_address, bias_address, result_address),
         (n, k, rows),
-        (x.stride(0), weight.stride(0), out.stride(0)),
+        (stride, weight_stride, result.stride()[0]),
         upcoming,
     )
-    if given:
+    if out is not None:
         # As torch's own operations count a write: for autograd, and for a weight that is bound.
-        runtime.count_write(out)
-    return out
-
-
-def _layout(x: Tensor, weight: Tensor, rows: int, n: int, k: int) -> str:
-    if k % _VECTOR or not _aligned(weight, n):
-        return "any"
-    return "aligned" if _aligned(x, rows) else "wide"
-
-
-def _aligned(tensor: Tensor, rows: int) -> bool:
-    """Whether every row starts 16-byte aligned; the stride of a single row means nothing."""
-    return tensor.data_ptr() % _ALIGNMENT == 0 and (rows == 1 or tensor.stride(0) % _VECTOR == 0)
+        increment_version(out)
+    return result

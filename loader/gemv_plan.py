@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,8 @@ _SELECTORS = {
     "gemv": ("dtype", "m", "side", "rows", "warps", "unroll", "persistent", "pdl"),
     "gemv_any": ("dtype", "m", "wide"),
 }
+# Plans that are kept: some for each weight and number of rows, unless sizes keep changing.
+_MOST_PLANS = 4096
 _LAUNCH = ("blocks_per_sm", "ahead_kb", "skip_blocks_per_sm")
 
 
@@ -91,6 +94,7 @@ class Plan:
         arguments = (*addresses, *sizes, *self.between, *strides, *self.after, address, asked)
         self.loaded.enqueue(stream, self.grid, arguments, programmatic=self.constant)
 
+    @functools.cached_property
     def in_order(self) -> Plan:
         """The same without anything that may start before what precedes it has ended."""
         if not self.constant:
@@ -136,6 +140,8 @@ class Planner:
         key = (device, dtype, rows, n, k, layout, constant)
         plan = self._plans.get(key)
         if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
             plan = self._plans[key] = self._find(*key)
         return plan
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ..artifacts.choose import Choice
 from ..artifacts.errors import VariantMissing
 from ..artifacts.store import ArtifactSet
-from .gemv import Gemv
-from .gemv_plan import Planner
 from .library import Table
-from .linear import choose_linear
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .gemv import Gemv
 
 
 class Kernels:
@@ -31,7 +30,14 @@ class Kernels:
         self._artifacts = artifacts
         self._choices = dict(choices)
         self._tables = dict(tables)
-        self._gemv = None
+        # These need torch, which `load` asks for and this package's import does not.
+        from .fallback import choose_linear
+        from .gemv import Gemv
+        from .gemv_plan import Planner
+
+        self._choose_linear = choose_linear
+        self._devices = frozenset(choices)
+        self._gemv: Gemv | None = None
         if "gemv" in tables or "gemv_any" in tables:
             planner = Planner(tables.get("gemv"), tables.get("gemv_any"), multiprocessors)
             self._gemv = Gemv(planner)
@@ -68,7 +74,7 @@ class Kernels:
             VariantMissing: the artifacts lack a binary that the GEMV would need.
             DriverError: the driver refused the launch, or an earlier one had failed.
         """
-        return choose_linear(self._gemv, tuple(self._choices), x, weight, bias)
+        return self._choose_linear(self._gemv, self._devices, x, weight, bias)
 
     def table(self, kernel: str) -> Table:
         """What was loaded of a kernel, for launching it oneself.

@@ -21,9 +21,9 @@ from ..artifacts.errors import (
 )
 from ..artifacts.places import Place, search
 from ..artifacts.store import ArtifactSet, open_artifacts
+from .default import set_default
 from .kernels import Kernels
 from .library import Loaded, Table
-from .linear import set_default
 from .log import configure, logger
 from .runtime import device_indices, require_torch
 

@@ -11,24 +11,6 @@ from ..artifacts.errors import ArgumentError, DriverUnavailable, MissingDependen
 if TYPE_CHECKING:
     import torch
 
-Torch = Any
-"""The torch module, for a function that is given it."""
-
-# torch's dtypes as declarations name them.
-DTYPE_NAMES = {
-    "torch.bfloat16": "bf16",
-    "torch.float16": "f16",
-    "torch.float32": "f32",
-    "torch.int32": "i32",
-    "torch.int64": "i64",
-    "torch.uint8": "u8",
-}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as declarations name it, or torch's own name for one that they do not have."""
-    return DTYPE_NAMES.get(str(dtype), str(dtype))
-
 
 def require_torch() -> Any:
     """The torch module.
@@ -53,13 +35,6 @@ def current_stream(device: int) -> int:
 
     # The public call makes a Stream object, 4 us; the handle alone takes 0.1 us.
     return torch._C._cuda_getCurrentRawStream(device)
-
-
-def count_write(tensor: torch.Tensor) -> None:
-    """Count a write to a tensor, and to all that share its memory, as torch counts its own."""
-    import torch
-
-    torch.autograd.graph.increment_version(tensor)
 
 
 def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[int, ...]:

@@ -1,70 +1,81 @@
-"""What a kernel's launcher asks of its tensors before it takes their addresses."""
+"""What a kernel's launcher asks of its tensors before it takes their addresses.
+
+Runs at every launch, so each step counts: `tensor.device.type`, say, takes ten times what
+`tensor.is_cuda` does.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+
+import torch
+from torch import Tensor
 
 from ..artifacts.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LINEAR = "use torch.nn.functional.linear"
 # Sizes are 32-bit in kernels.
 LARGEST = 2**31 - 1
+# The dtypes that there are kernels for, as declarations name them.
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+_strided = torch.strided
+_grad_is_enabled = torch.is_grad_enabled
 
 
-def check_dense(name: str, tensor: Tensor, dimensions: int, meaning: str) -> None:
-    """Require a dense tensor with memory on a CUDA device that no gradient is asked of.
+def check_dense(name: str, tensor: Tensor, dimensions: int, meaning: str) -> int:
+    """The address of a dense tensor with memory on a CUDA device that no gradient is asked of.
 
     Raises:
         ArgumentError: it is something else.
     """
-    import torch
-
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         fail(f"{name} is a {type(tensor).__name__}", "pass a torch.Tensor")
     if tensor.dim() != dimensions:
         fail(f"{name} has {tensor.dim()} dimensions", f"pass {dimensions}: {meaning}")
-    if tensor.device.type != "cuda" or tensor.layout != torch.strided:
+    if not tensor.is_cuda or tensor.layout is not _strided:
         fail(
             f"{name} is {tensor.layout} on {tensor.device}", "pass a dense tensor on a CUDA device"
         )
-    if tensor.data_ptr() == 0 and tensor.numel():
+    address = tensor.data_ptr()
+    if address == 0 and tensor.numel():
         fail(f"{name} has no memory: a fake tensor, or freed storage", "pass a real tensor")
     if tensor.is_neg():
         fail(f"{name} is a negated view", f"pass {name}.resolve_neg()")
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if tensor.requires_grad and _grad_is_enabled():
         fail(
             f"{name} requires grad, and gemv has no backward",
             f"call it under torch.inference_mode() or torch.no_grad(), or {LINEAR}",
         )
-    if tensor.data_ptr() % tensor.element_size():
+    if address % tensor.element_size():
         fail(f"{name} starts between two elements", "pass an aligned tensor")
+    return address
 
 
-def check_rows(name: str, tensor: Tensor) -> None:
-    """Require rows whose elements lie side by side.
+def row_stride(name: str, tensor: Tensor) -> int:
+    """The stride of the first dimension; elements of the last must lie side by side.
 
     Raises:
         ArgumentError: they do not.
     """
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+    strides = tensor.stride()
+    if strides[-1] != 1 and tensor.shape[-1] > 1:
         fail(
-            f"{name} has strides {tuple(tensor.stride())}: its rows are not contiguous",
+            f"{name} has strides {strides}: its rows are not contiguous",
             f"pass {name}.contiguous()",
         )
+    return strides[0]
 
 
 def check_like(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Require the same dtype and device.
+    """Require the same dtype and device of two tensors on CUDA devices.
 
     Raises:
         ArgumentError: they differ.
     """
-    if tensor.dtype != other.dtype:
+    if tensor.dtype is not other.dtype:
         fail(f"{name} is {tensor.dtype}, {other_name} {other.dtype}", "convert one of them")
-    if tensor.device != other.device:
+    if tensor.get_device() != other.get_device():
         fail(f"{name} is on {tensor.device}, {other_name} on {other.device}", "move one of them")
 
 
@@ -74,8 +85,8 @@ def check_out(out: Tensor, m: int, n: int, like: Tensor, **inputs: Tensor | None
     Raises:
         ArgumentError: it is something else.
     """
-    check_dense("out", out, 2, "(M, N)")
-    if tuple(out.shape) != (m, n) or out.dtype != like.dtype or out.device != like.device:
+    start = check_dense("out", out, 2, "(M, N)")
+    if out.shape != (m, n) or out.dtype is not like.dtype or out.get_device() != like.get_device():
         fail(
             f"out is {tuple(out.shape)} {out.dtype} on {out.device}",
             f"pass {(m, n)} {like.dtype} on {like.device}, or leave it out",
@@ -86,21 +97,18 @@ def check_out(out: Tensor, m: int, n: int, like: Tensor, **inputs: Tensor | None
             f"out has strides {(row, column)}: its rows are not contiguous, or overlap",
             "pass a tensor of torch.empty, or leave it out",
         )
+    past = end(out)
     for name, other in inputs.items():
-        if other is not None and _overlap(out, other):
+        if other is not None and start < end(other) and other.data_ptr() < past:
             fail(f"out overlaps {name} in memory", "pass memory of its own, or leave it out")
 
 
 def end(tensor: Tensor) -> int:
     """Address just past the last element; strides are not negative in torch."""
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _overlap(left: Tensor, right: Tensor) -> bool:
-    return left.data_ptr() < end(right) and right.data_ptr() < end(left)
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements += (size - 1) * stride
+    return tensor.data_ptr() + elements * tensor.element_size()
 
 
 def fail(what: str, remedy: str) -> NoReturn:

@@ -94,7 +94,7 @@ LAUNCHES = [
 
 @pytest.mark.parametrize("persistent", [0, 1])
 def test_launch_values(recorder, artifacts, manifest, persistent):
-    """Those that no shipped rule has, too; a variant that is not persistent has one tile a block."""
+    """Those that no shipped rule has, too; without `persistent` a block has one tile."""
     variant = next(
         b["variant"]
         for b in manifest["binaries"]
@@ -121,7 +121,10 @@ def test_launch_values(recorder, artifacts, manifest, persistent):
             for constant in (0, 1):
                 rules = [
                     {
-                        **{"kernel": "gemv", "arch": "sm90", "variant": own, "launch": launch},
+                        "kernel": "gemv",
+                        "arch": "sm90",
+                        "variant": own,
+                        "launch": launch,
                         "when": {"m": 2, "constant": constant},
                         "sizes": {"n": [1, 2**31 - 1], "k": [1, 2**31 - 1]},
                     }

@@ -22,13 +22,19 @@ class OnDevice(torch.Tensor):
     """A tensor of a GPU at an address of one's choice; `memory` is what holds its elements."""
 
     # As of an ordinary tensor: operations see no subclass until they are dispatched.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
     address: int
     memory: torch.Tensor
     negated: bool
 
     @staticmethod
-    def __new__(cls, memory, device="cuda:0", address=None, negated=False):
+    def __new__(
+        cls,
+        memory: torch.Tensor,
+        device: str | torch.device = "cuda:0",
+        address: int | None = None,
+        negated: bool = False,
+    ):
         self = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls,
             memory.shape,
@@ -53,12 +59,15 @@ class OnDevice(torch.Tensor):
         part = self.memory[index]
         return OnDevice(part, self.device, self.address + part.data_ptr() - self.memory.data_ptr())
 
-    def new_empty(self, shape):
+    def new_empty(self, shape):  # pyright: ignore[reportIncompatibleMethodOverride]
         return OnDevice(torch.empty(shape, dtype=self.dtype), self.device)
 
-    def copy_(self, src, non_blocking=False):
+    def contiguous(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self if self.is_contiguous() else OnDevice(self.memory.contiguous(), self.device)
+
+    def copy_(self, other, non_blocking=False):
         # Torch's own asks CUDA for the device first; it counts so.
-        self.memory.copy_(getattr(src, "memory", src))
+        self.memory.copy_(getattr(other, "memory", other))
         torch.autograd.graph.increment_version(self)
         return self
 
