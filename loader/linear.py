@@ -44,7 +44,9 @@ def choose_linear(
     rows = x.numel() // x.shape[-1] if x.dim() and x.shape[-1] else 0
     if gemv is None or not _applies(torch, devices, rows, x, weight, bias):
         return torch.nn.functional.linear(x, weight, bias)
-    out = gemv(x.reshape(rows, x.shape[-1]), weight, bias)
+    flat = x.reshape(rows, x.shape[-1])
+    # Elements of a row that lie apart: rare, and a copy of x is small beside the weight.
+    out = gemv(flat if flat.stride(1) == 1 else flat.contiguous(), weight, bias)
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
