@@ -43,7 +43,11 @@ gpu: $(STAMP)
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu: torch %s has no CUDA device" % torch.__version__)'
 	$(BIN)/sonata-aot build --arch sm86 --arch sm90
 	$(BIN)/pytest -m gpu
-	$(BIN)/python -m examples.decode_gemv --json benchmarks/results/$(GPU)/gemv.json
+	$(BIN)/python -m examples.decode_gemv
+	directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --kernel gemv --kernel read --out "$$directory/artifacts" && \
+	$(BIN)/sonata-aot bench gemv "$$directory/artifacts" --arch sm86 --arch sm90 --json "$$directory/gemv.json" && \
+	$(BIN)/python -m benchmarks.results "$$directory/gemv.json" benchmarks/results/$(GPU)/gemv.json
 	$(BIN)/python -m benchmarks.first_call --json benchmarks/results/$(GPU)/first_call.json
 	$(BIN)/python -m benchmarks.figures
 
