@@ -20,6 +20,8 @@ BF16 = torch.bfloat16
 IN, OUT = (8512, 2048), (2048, 4096)
 # Cycles, about 50 us: the kernels after it are all in the stream when it ends.
 SHORT = 100_000
+# K of a GEMV that takes a few hundred microseconds on a part of the multiprocessors.
+LONG = 2**18
 
 
 class Chain:
@@ -29,7 +31,7 @@ class Chain:
         self.weights = [
             random(n, k, dtype=dtype, scale=k**-0.5) for _ in range(layers) for n, k in (IN, OUT)
         ]
-        self.start = random(m, 2048, dtype=dtype)
+        self.start = random(m, IN[1], dtype=dtype)
         self.x, self.wide = torch.empty_like(self.start), random(m, IN[0], dtype=dtype)
         # Bound ones whose constancy has ended: the same binaries and grids, in stream order.
         self.released = [kernels.gemv.bind(weight) for weight in self.weights]
@@ -46,7 +48,7 @@ class Chain:
         self.x.copy_(self.start)
         for into, out in zip(calls[::2], calls[1::2], strict=True):
             into(self.x, self.wide)
-            out(self.wide[:, :4096], self.x)
+            out(self.wide[:, : OUT[1]], self.x)
         return self.x
 
     def renew(self) -> None:
@@ -91,8 +93,8 @@ class Early:
     """
 
     def __init__(self, kernels: Kernels) -> None:
-        self.x, self.slow_x = random(1, 128, dtype=BF16), random(1, 2**18, dtype=BF16)
-        self.slow_weight = random(256, 2**18, dtype=BF16, scale=2**-9)
+        self.x, self.slow_x = random(1, 128, dtype=BF16), random(1, LONG, dtype=BF16)
+        self.slow_weight = random(256, LONG, dtype=BF16, scale=LONG**-0.5)
         self.old = random(2, 128, dtype=BF16)
         self.weight = self.old.clone()
         variant = kernels.gemv.binary(self.x, self.weight, constant=True).variant
@@ -161,7 +163,7 @@ def test_x_and_bias_are_read_after_the_kernel_before_has_ended(programmatic: Ker
 def test_an_output_is_written_after_the_kernel_before_has_ended(programmatic: Kernels):
     """The slow GEMV reads, to its end, the buffer that the bound one writes."""
     early, verdicts = Early(programmatic), Verdicts()
-    weight, x = random(2**18, 8, dtype=BF16), random(1, 8, dtype=BF16)
+    weight, x = random(LONG, 8, dtype=BF16), random(1, 8, dtype=BF16)
     bound = programmatic.gemv.bind(weight)
     kept = early.slow_x.clone()
     for _ in range(20):
