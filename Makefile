@@ -47,10 +47,10 @@ lint: $(STAMP)
 
 gpu: $(STAMP)
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu: torch %s has no CUDA device" % torch.__version__)'
-<<<<<<< HEAD
 	$(BIN)/sonata-aot build --all --arch sm86 --arch sm90 --out $(MEASURED)/all
 	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --out $(MEASURED)/default
 	SONATA_AOT_DIR=$(MEASURED)/all $(BIN)/pytest -m gpu
+	SONATA_AOT_DIR=$(MEASURED)/default $(BIN)/python -m examples.decode_gemv
 	$(call bench,gemv,)
 	$(call bench,gemv_rows,--m 3 --m 4 --m 5 --m 6 --m 7 --m 8)
 	$(call bench,gemv_f16,--dtype f16)
@@ -58,16 +58,6 @@ gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gemv_chain $(MEASURED)/all --json $(RESULTS)/gemv_chain.json
 	$(BIN)/python -m benchmarks.first_call $(MEASURED)/default --json $(RESULTS)/first_call.json
 	$(BIN)/python -m benchmarks.sanitizer $(MEASURED)/default --json $(RESULTS)/sanitizer.json
-=======
-	$(BIN)/sonata-aot build --arch sm86 --arch sm90
-	$(BIN)/pytest -m gpu
-	$(BIN)/python -m examples.decode_gemv
-	directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --kernel gemv --kernel read --out "$$directory/artifacts" && \
-	$(BIN)/sonata-aot bench gemv "$$directory/artifacts" --arch sm86 --arch sm90 --json "$$directory/gemv.json" && \
-	$(BIN)/python -m benchmarks.results "$$directory/gemv.json" benchmarks/results/$(GPU)/gemv.json
-	$(BIN)/python -m benchmarks.first_call --json benchmarks/results/$(GPU)/first_call.json
->>>>>>> b56a10f7cc5890ce943a8a755e479039b2f4f8b0
 	$(BIN)/python -m benchmarks.figures
 
 evidence: $(STAMP)
