@@ -4,8 +4,6 @@ A declaration is plain data. It is written into the manifest, so that the loader
 arguments and compute the grid without the kernel's source.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@
 itself, and it must equal, byte for byte, what this module would write for the same content.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -188,7 +186,7 @@ class Manifest:
         return variants
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> Manifest:
+    def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> "Manifest":
         """Read the file's bytes.
 
         Raises:
@@ -202,7 +200,7 @@ class Manifest:
         return cls._from_content(parse_json(data, where), data, where)
 
     @classmethod
-    def _from_content(cls, content: Any, data: bytes, where: str) -> Manifest:
+    def _from_content(cls, content: Any, data: bytes, where: str) -> "Manifest":
         if not isinstance(content, dict):
             raise ManifestError(f"{where}: not an object", remedy="rebuild the artifacts")
         schema = content.get("schema")

@@ -4,8 +4,6 @@ A build writes them into the manifest, from tables that were measured. Those of 
 architecture are tried in their order, and the first that fits counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
