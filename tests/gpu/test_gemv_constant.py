@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gemv_cases import Verdicts, captured, in_order, random, torch
+from gemv_cases import Verdicts, in_order, random, torch
+from sonata_aot.aot.measure import timing
 from sonata_aot.loader import Kernels
 
 BF16 = torch.bfloat16
@@ -62,7 +63,7 @@ def test_a_plain_call_reads_what_was_just_written(
             write(weight, weights[i % 2])
             kernels.gemv(x, weight, out=out)
 
-    run = work if mode == "eager" else captured(work).replay
+    run = work if mode == "eager" else timing.capture([work]).replay
     outs.fill_(float("nan"))
     run()
     verdicts = Verdicts()

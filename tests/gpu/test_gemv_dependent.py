@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gemv_cases import DTYPES, NAN, Verdicts, captured, in_order, launch, random, torch
+from gemv_cases import DTYPES, NAN, Verdicts, in_order, launch, random, torch
 from sonata_aot.aot.measure import timing
 from sonata_aot.loader import Kernels
 
@@ -61,7 +61,7 @@ class Chain:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_chain_has_the_bits_that_it_has_in_order(programmatic: Kernels, dtype: str, m: int):
     chain, verdicts = Chain(programmatic, DTYPES[dtype], m, layers=5), Verdicts()
-    graph = captured(lambda: chain.run(chain.bound))
+    graph = timing.capture([lambda: chain.run(chain.bound)])
     for i in range(20):
         chain.renew()
         expected = chain.run(chain.released).clone()
@@ -80,7 +80,9 @@ def test_a_chain_has_the_bits_that_it_has_in_order(programmatic: Kernels, dtype:
 def test_a_chain_is_faster_than_in_order(programmatic: Kernels):
     """So the attribute is in effect: without it the same binaries and grids take longer."""
     chain = Chain(programmatic, BF16, 2, layers=34)
-    graphs = [captured(partial(chain.run, calls)) for calls in (chain.bound, chain.released)]
+    graphs = [
+        timing.capture([partial(chain.run, calls)]) for calls in (chain.bound, chain.released)
+    ]
     bound, ordered = timing.replay_us(graphs, 68, timing.Effort(rounds=7, replays=10, rotation=0))
     print(f"a projection takes {bound:.2f} us, and {ordered:.2f} us in order")
     assert bound <= 0.95 * ordered
@@ -237,7 +239,7 @@ def test_a_bound_call_after_work_on_another_stream(programmatic: Kernels, mode: 
             here.wait_stream(side)
             bound(x, out)
 
-    run = work if mode == "eager" else captured(work).replay
+    run = work if mode == "eager" else timing.capture([work]).replay
     outs.fill_(NAN)
     x.fill_(NAN)
     run()

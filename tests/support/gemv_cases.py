@@ -135,19 +135,6 @@ def in_order(kernels: Any, x: Any, weight: Any) -> Any:
     return kernels.gemv.using(variant, launch())
 
 
-def captured(work: Any) -> Any:
-    """A CUDA graph of what `work` launches, run once before."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
-
-
 def need_memory(size: int) -> None:
     """Skip where the device has less free memory."""
     torch.cuda.empty_cache()
