@@ -7,6 +7,7 @@ change anything.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -184,7 +185,9 @@ def render(tables: list[Table]) -> str:
     lines: list[str] = []
     for folder in sorted(RESULTS.glob("*/")):
         for table in tables:
-            lines += ["", *table(folder)]
+            # What has not been measured on that GPU is left out.
+            with contextlib.suppress(FileNotFoundError):
+                lines += ["", *table(folder)]
     return "\n".join([*lines, ""])
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from . import tensors
+from . import runtime, tensors
 from .log import logger
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class BoundGemv:
         self._batch_invariant = batch_invariant
         self._state = _state(weight)
         self._constant = self._state is not None
+        # Streams on which a launch was in order: what they did before, they have done.
+        self._ordered: set[int] = set()
 
     @property
     def constant(self) -> bool:
@@ -65,11 +67,27 @@ class BoundGemv:
         gemv, weight, bias = self._gemv, self.weight, self.bias
         operands = gemv.check(x, weight, bias)
         plan = gemv.plan(operands, constant=True, batch_invariant=self._batch_invariant)
-        if not self.constant:
+        if not self._may_start_early(operands.weight.device):
             # The same binary and grid, so that the bits of the results stay the same.
             plan = plan.in_order
         upcoming = self._next() if plan.upcoming_bytes else (0, 0)
         return run(plan, operands, x, weight, bias, out, upcoming)
+
+    def _may_start_early(self, device: int) -> bool:
+        """Whether the kernel before on the current stream cannot be writing the weight.
+
+        It could be, from before `bind`, at the first launch on a stream: that one is in order. In
+        a graph that is captured, what precedes was captured too, and writes since `bind` count.
+        """
+        if not self.constant:
+            return False
+        stream = runtime.current_stream(device)
+        if stream in self._ordered:
+            return True
+        if runtime.is_capturing():
+            return bool(self._ordered)
+        self._ordered.add(stream)
+        return False
 
     def _next(self) -> tuple[int, int]:
         """Address, 16-byte aligned, and size in bytes of what may be asked of the L2.

@@ -102,7 +102,9 @@ class Gemv:
         """A GEMV with a weight that is declared constant: `bound(x, out=None)`.
 
         From sm90 on such a GEMV starts while the kernel before it in the stream still runs, and
-        reads its first weights then (programmatic dependent launch). That is over with the first
+        reads its first weights then (programmatic dependent launch). The first launch on a stream
+        is an ordinary one, as the stream may still be writing the weight; so launch once before
+        capturing a graph, in which all are ordinary otherwise. It is over with the first
         change of the weight by torch, such as an in-place operation or `load_state_dict`: launches
         after that wait, with equal results, until the weight is bound anew. What torch does not see
         breaks the declaration: writes through `weight.data`, by a replayed CUDA graph, or by other

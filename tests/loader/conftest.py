@@ -23,7 +23,7 @@ import json, os, sys
 import torch
 from sonata_aot import loader
 from sonata_aot.loader import runtime
-from on_device import OnDevice, STREAM, failure, say, swap, tensor
+from on_device import OnDevice, STREAM, failure, say, settled, swap, tensor
 """
 # Where the scripts find `on_device`.
 SUPPORT = Path(recording_libcuda.__file__).parents[1]

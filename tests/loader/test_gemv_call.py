@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from gemv_launches import Call, expected, seen
+from gemv_launches import Call, expected, launches
 from recording_libcuda import FIRST_CONTEXT
 
 HOPPER = {"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "2"}
@@ -26,10 +26,6 @@ OPERANDS = (0x1000, 0x100000, 0, 0x10000000000)
 
 def call(recorder, artifacts, script, **env):
     return recorder.loader(artifacts, OPEN + PLAIN + script, env={**HOPPER, **env})
-
-
-def launches(outcome):
-    return [seen(launch) for launch in outcome.named("cuLaunchKernel", "cuLaunchKernelEx")]
 
 
 def test_the_kernel_gets_the_declared_block_on_the_current_stream(recorder, artifacts, manifest):

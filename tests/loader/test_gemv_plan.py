@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from gemv_launches import Call, binary, expected, rule, seen
+from gemv_launches import Call, binary, expected, launches, rule
 
 HOPPER = {"SONATA_TEST_CUDA_CC": "9.0"}
 OPEN = """
@@ -24,10 +24,6 @@ OPERANDS = (1 << 40, 1 << 50, 0, 1 << 36)
 def run(recorder, artifacts, script, arch="sm90"):
     env = {"SONATA_TEST_CUDA_CC": f"{arch[2]}.{arch[3]}"}
     return recorder.loader(artifacts, OPEN + textwrap.dedent(script), env=env)
-
-
-def launches(outcome):
-    return [seen(launch) for launch in outcome.named("cuLaunchKernel", "cuLaunchKernelEx")]
 
 
 def corners(manifest, arch):
@@ -56,7 +52,8 @@ def test_the_rules_decide_by_rows_and_sizes(recorder, artifacts, manifest, arch)
         artifacts,
         f"for rows, n, size, bound in {sizes}:\n"
         "    x, weight = operands(rows, n, size)\n"
-        "    call = k.gemv.bind(weight) if bound else (lambda x, out: k.gemv(x, weight, out=out))\n"
+        "    call = lambda x, out: k.gemv(x, weight, out=out)\n"
+        "    if bound: call = settled(k.gemv.bind(weight))\n"
         "    call(x, output(rows, n))\n"
         "say(0)",
         arch,
@@ -148,7 +145,7 @@ def test_batch_invariance_takes_the_binary_for_8_rows(recorder, artifacts, manif
         "    for n, size in ((512, 2048), (6000, 4096)):\n"
         "        x, weight = operands(rows, n, size)\n"
         "        k.gemv(x, weight, out=output(rows, n), batch_invariant=True)\n"
-        "        k.gemv.bind(weight, batch_invariant=True)(x, output(rows, n))\n"
+        "        settled(k.gemv.bind(weight, batch_invariant=True))(x, output(rows, n))\n"
         "k.gemv(tensor(1, 63), tensor(4, 63, address=0x4000), batch_invariant=True)\n"
         "say(0)",
     )
@@ -177,7 +174,7 @@ def test_binary_names_what_a_call_runs(recorder, artifacts):
                         say(k.gemv.binary(x, weight, **options).entry)
                         k.gemv(x, weight, **options)
                         say(k.gemv.binary(x, weight, constant=True, **options).entry)
-                        k.gemv.bind(weight, **options)(x)
+                        settled(k.gemv.bind(weight, **options))(x)
         say([
             failure(lambda: k.gemv.binary(tensor(9, 64), tensor(16, 64))),
             failure(lambda: k.gemv.binary(tensor(1, 64), tensor(16, 64), tensor(17))),

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import textwrap
 
-from gemv_launches import Call, expected, seen
+from gemv_launches import Call, expected, launches
 
 HOPPER = {"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "2"}
 # `OnDevice` counts as a tensor without a meaning of its own, and F.linear only says it was called.
@@ -30,10 +30,6 @@ def path(x, weight=weight, bias=None):
 
 def run(recorder, artifacts, script):
     return recorder.loader(artifacts, OPEN + textwrap.dedent(script), env=HOPPER)
-
-
-def launches(outcome):
-    return [seen(launch) for launch in outcome.named("cuLaunchKernel", "cuLaunchKernelEx")]
 
 
 SHAPES = {

@@ -6,7 +6,10 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recording_libcuda import Outcome
 
 # The stand-in's GPU.
 PROCESSORS = 132
@@ -128,10 +131,20 @@ def _launch(
     if not constant or persistent or blocks > 2**18:  # then a share of 4 MiB is below 16 bytes
         address = 0
     else:
-        share = min(4 * 2**20 // blocks, size // blocks)
+        share = min(6 * 2**20 // blocks, size // blocks)
         upcoming = min(share - share % 16, 32 * variant["warps"] * 4096)
     values |= {"ahead_skip": skip, "ahead_rows": ahead_rows, "ahead_blocks": ahead_blocks}
     return values | {"upcoming": address, "upcoming_bytes": upcoming}, blocks
+
+
+# Output of the launches that `on_device.settled` makes.
+SETTLED = 1 << 35
+
+
+def launches(outcome: Outcome) -> list[dict[str, Any]]:
+    """What the driver was given, launch by launch, without those of `on_device.settled`."""
+    found = [seen(launch) for launch in outcome.named("cuLaunchKernel", "cuLaunchKernelEx")]
+    return [launch for launch in found if launch["params"]["out"] != SETTLED]
 
 
 def seen(launch: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from gemv_launches import SETTLED
 from sonata_aot import loader
 from sonata_aot.loader import runtime
 
 STREAM = 0x7F00_1234_5678
 runtime.current_stream = lambda device: STREAM + device
+runtime.is_capturing = lambda: False  # this torch, without CUDA, cannot say
 
 
 class OnDevice(torch.Tensor):
@@ -131,3 +133,12 @@ def failure(call: Any, *args: Any, **kwargs: Any) -> dict[str, Any] | None:
             "sonata": isinstance(error, loader.SonataError),
         }
     return None
+
+
+def settled(bound: Any) -> Any:
+    """A bound GEMV after the launch that is in order as it is the first on its stream."""
+    n, k = bound.weight.shape
+    dtype, device = bound.weight.dtype, bound.weight.device
+    x = tensor(1, k, address=1 << 34, dtype=dtype, device=device)
+    bound(x, tensor(1, n, address=SETTLED, dtype=dtype, device=device))
+    return bound
