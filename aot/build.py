@@ -202,11 +202,6 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
     kernel = code.kernels[0]
     if not is_entry(kernel.entry, job.spec.name, job.variant):
         raise _broken(f"the compiled entry {kernel.entry!r} is another variant's")
-    if kernel.parameters != declaration.offsets:
-        raise _broken(
-            f"the compiled parameter table {list(kernel.parameters)} is not the declared "
-            f"{list(declaration.offsets)}"
-        )
     isa = ptx_isa(ptx)
     if isa is None:
         raise _broken("the PTX has no .version line")
@@ -215,7 +210,6 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         variant=job.variant,
         arch=job.arch.name,
         entry=kernel.entry,
-        parameters=kernel.parameters,
         block=declaration.block_shape(job.variant),
         shared_bytes=declaration.shared_memory(job.variant),
         static_shared_bytes=kernel.static_shared_bytes,
@@ -232,7 +226,7 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         key=job.key,
     )
     problems = [
-        *check_cubin(binary, cubin),
+        *check_cubin(binary, declaration, cubin),
         *check_ptx(binary, ptx),
         *over_budget(binary, declaration.budget),
     ]

@@ -65,7 +65,6 @@ class Payload:
 class Binary:
     """One variant of one kernel, compiled for one architecture.
 
-    `parameters` are offset and size in bytes of each parameter, as found in the machine code;
     `shared_bytes` is dynamic and `static_shared_bytes` static shared memory of a block;
     `spills` counts instructions that touch local memory.
     """
@@ -74,7 +73,6 @@ class Binary:
     variant: Variant
     arch: ArchName
     entry: Symbol
-    parameters: tuple[tuple[Small, Small], ...]
     block: tuple[
         Annotated[int, Range(1, MAX_THREADS)],
         Annotated[int, Range(1, MAX_THREADS)],
@@ -284,8 +282,6 @@ def _binary_problem(declaration: Declaration, binary: Binary) -> str | None:
     block, shared_bytes, least_sm = declaration.built_shape(binary.variant)
     if Arch.parse(binary.arch).number < least_sm:
         return "arch is below the variant's min_sm"
-    if binary.parameters != declaration.offsets:
-        return "parameters are not those declared"
     if binary.block != block:
         return "block is not as declared"
     if binary.shared_bytes != shared_bytes:

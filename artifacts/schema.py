@@ -17,39 +17,18 @@ import dataclasses
 import functools
 import hashlib
 import json
-import marshal
-import re
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from .columns import Match, Range, base_of, column, field_types
 from .errors import ManifestError
 
 _REMEDY = "rebuild the artifacts with `sonata-aot build`"
 # Without the search for circles, a quarter of the time: neither JSON nor dataclasses can have one.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
-# How much a reader remembers of what it has accepted: so many values, of at most so many bytes.
-_MAX_KNOWN = 1024
-_MAX_KNOWN_BYTES = 1024
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Range:
-    """Inclusive bounds of an integer."""
-
-    low: int
-    high: int
-
-
-class Match:
-    """A pattern that the whole of a string must match."""
-
-    def __init__(self, pattern: str) -> None:
-        """Compile the pattern once, when the type is written."""
-        self.pattern = re.compile(pattern)
 
 
 def parse_json(data: bytes, where: str) -> Any:
@@ -108,6 +87,9 @@ def decode(kind: type[T], data: Any, where: str) -> T:
     Raises:
         ManifestError: the first difference found, with its place (`where.field[3]`).
     """
+    values = column(kind)([data])
+    if values is not None:
+        return values[0]
     try:
         return _reader(kind)(data)
     except _Wrong as wrong:
@@ -152,7 +134,7 @@ Reader = Callable[[Any], Any]
 
 @functools.cache
 def _reader(kind: Any) -> Reader:
-    """The reader of a type, built once: types are taken apart here and not for each value."""
+    """The reader of a type: it takes values one by one, and says which is wrong and why."""
     if dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -213,10 +195,7 @@ def _literal_reader(values: tuple[Any, ...]) -> Reader:
 
 def _union_reader(members: tuple[Any, ...]) -> Reader:
     # A union here is "X or null" or "text or integer": the data's own type picks the member.
-    readers: dict[type, Reader] = {}
-    for member in members:
-        base = typing.get_args(member)[0] if typing.get_origin(member) else member
-        readers.setdefault(dict if dataclasses.is_dataclass(base) else base, _reader(member))
+    readers = {base_of(member): _reader(member) for member in reversed(members)}
     expected = " or ".join(getattr(member, "__name__", str(member)) for member in members)
 
     def read(data: Any) -> Any:
@@ -243,7 +222,7 @@ def _list_reader(kind: Any) -> Reader:
             raise
         return tuple(result)
 
-    return _remembering(read) if _is_numbers(kind) else read
+    return read
 
 
 def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
@@ -263,107 +242,52 @@ def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
             raise
         return tuple(result)
 
-    return _remembering(read) if all(map(_is_numbers, kinds)) else read
-
-
-def _is_numbers(kind: Any) -> bool:
-    """Whether values of this type are integers, or tuples of them."""
-    arguments = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        return all(item is ... or _is_numbers(item) for item in arguments)
-    return kind is int or (typing.get_origin(kind) is typing.Annotated and arguments[0] is int)
-
-
-def _remembering(read: Reader) -> Reader:
-    """`read`, for values that cannot be changed and mostly are the same as others before."""
-    known: dict[bytes, Any] = {}
-
-    def recall(data: Any) -> Any:
-        # Not `data` itself: True equals 1. Version 2 writes equal data of equal types alike.
-        key = marshal.dumps(data, 2)
-        if key in known:
-            return known[key]
-        value = read(data)
-        if len(known) < _MAX_KNOWN and len(key) < _MAX_KNOWN_BYTES:
-            known[key] = value
-        return value
-
-    return recall
+    return read
 
 
 def _dict_reader(key_kind: Any, kind: Any) -> Reader:
     key_reader, reader = _reader(key_kind), _reader(kind)
-    # The same names and the same few values come over and over, so that most tables need no look
-    # at their items one by one.
-    known_keys: set[tuple[str, ...]] = set()
-    scalars = _scalars(kind)
-    known: set[int | str] = set()
 
     def read(data: Any) -> Any:
         if type(data) is not dict:
             raise _unlike("an object", data)
-        keys = tuple(data)
-        key = ""
-        if keys not in known_keys:
-            try:
-                for key in keys:
-                    key_reader(key)
-            except _Wrong as wrong:
-                wrong.way.append(" key")
-                raise
-            if len(known_keys) < _MAX_KNOWN and len(keys) < _MAX_KNOWN_BYTES // 64:
-                known_keys.add(keys)
-        values = data.values()
-        # The types too: True equals 1, but is of no type that is accepted here.
-        if scalars.issuperset(map(type, values)) and known.issuperset(values):
-            return data.copy()
+        try:
+            for key in data:
+                key_reader(key)
+        except _Wrong as wrong:
+            wrong.way.append(" key")
+            raise
         result: dict[str, Any] = {}
+        key = ""
         try:
             for key, value in data.items():
                 result[key] = reader(value)
         except _Wrong as wrong:
             wrong.way.append(f".{key}")
             raise
-        if scalars and len(known) + len(result) <= _MAX_KNOWN:
-            known.update(v for v in result.values() if type(v) is int or len(v) <= 64)
         return result
 
     return read
 
 
-def _scalars(kind: Any) -> set[type]:
-    """The types of a value of this type, if it is an integer, a text or either; else none."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        members = [_scalars(member) for member in typing.get_args(kind)]
-        return set().union(*members) if all(members) else set()
-    base = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
-    return {base} if base in (int, str) else set()
-
-
 def _dataclass_reader(kind: Any) -> Reader:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    names = tuple(field.name for field in dataclasses.fields(kind))
-    readers = [(name, _reader(hints[name])) for name in names]
-    check = getattr(kind, "__post_init__", None)
+    readers = {name: _reader(item) for name, item in field_types(kind).items()}
+    names = tuple(readers)
 
     def read(data: Any) -> Any:
         if type(data) is not dict:
             raise _unlike("an object", data)
         if tuple(data) != names:
             raise _Wrong(_wrong_keys(data, names))
-        # What `kind(**fields)` does, but that sets the fields of a frozen class one slow call each.
-        value = object.__new__(kind)
-        fields = value.__dict__
+        fields: dict[str, Any] = {}
         name = ""
         try:
-            for name, reader in readers:
+            for name, reader in readers.items():
                 fields[name] = reader(data[name])
         except _Wrong as wrong:
             wrong.way.append(f".{name}")
             raise
-        if check is not None:
-            check(value)
-        return value
+        return kind(**fields)
 
     return read
 
@@ -376,3 +300,15 @@ def _wrong_keys(data: dict[str, Any], names: tuple[str, ...]) -> str:
         if name not in data:
             return f"missing key {name!r}"
     return f"keys not in the order {', '.join(names)}"
+
+
+__all__ = [
+    "Match",
+    "Range",
+    "canonical_json",
+    "canonical_text",
+    "decode",
+    "digest",
+    "encode",
+    "parse_json",
+]

@@ -320,7 +320,6 @@ def _made_up(declaration: Declaration, variant: Variant, arch: str) -> Binary:
         variant=variant,
         arch=arch,
         entry=entry,
-        parameters=declaration.offsets,
         block=declaration.block_shape(variant),
         shared_bytes=declaration.shared_memory(variant),
         static_shared_bytes=1024,

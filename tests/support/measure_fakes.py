@@ -26,7 +26,6 @@ def binary(variant: Mapping[str, int | str], kernel: str = "gemv", **changes: An
         "variant": dict(variant),
         "arch": "sm90",
         "entry": f"{kernel}_0",
-        "parameters": (),
         "block": (32 * int(variant.get("warps", 8)), 1, 1),
         "shared_bytes": 0,
         "static_shared_bytes": 0,
