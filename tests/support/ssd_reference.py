@@ -27,7 +27,9 @@ Corners:
   padding, final_states are zero. What out holds for padding depends on mamba_ssm's chunk_size;
   here padding runs as a sequence of its own.
 - **final_states** are those after the last token, so with seq_idx only of the last sequence; of
-  no tokens at all, the initial states (mamba_ssm fails).
+  no tokens at all, the initial states (mamba_ssm cannot).
+- **NaN**: one in dt stays one, and none outlives its sequence. mamba_ssm's limits turn the first
+  into a number; it ends a sequence by a factor 0, which a NaN survives.
 - **varlen_states** (batch 1) are the states at the ends of the sequences in cu_seqlens, which only
   says where to look: what keeps sequences apart is seq_idx, and both must agree. cu_seqlens may
   end before the tokens do, and counts only with return_varlen_states. mamba_ssm forgets the
