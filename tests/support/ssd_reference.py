@@ -134,15 +134,14 @@ def step_sizes(
     if bias is not None:
         delta = delta + bias.double()
     if softplus:
-        # min: exp must stay finite in the branch that is not taken.
-        delta = torch.where(delta <= 20, delta.clamp(max=20).exp().log1p(), delta)
+        delta = torch.where(delta <= 20, delta.exp().log1p(), delta)
     return delta.clamp(*limit)
 
 
 def _starts(seq_idx: Tensor) -> Tensor:
     """Where a token does not go on from the one before it."""
     before = torch.nn.functional.pad(seq_idx[:, :-1], (1, 0), value=0)
-    return seq_idx != before[:, : seq_idx.shape[1]]
+    return seq_idx != before
 
 
 def _ends(
