@@ -6,7 +6,7 @@ arguments and compute the grid without the kernel's source.
 
 import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -134,7 +134,7 @@ class Declaration:
                 (align is not None and align & (align - 1) == 0) if pointer else align is None,
                 f"parameter {parameter.name!r} has align {align!r}",
             )
-        integers = {p.name for p in self.parameters if p.kind in ("i32", "i64")}
+        integers = {name for _, name in self.integers}
         self._require(
             self.block_layout.size <= MAX_PARAMETER_BYTES,
             f"parameters take more than {MAX_PARAMETER_BYTES} bytes",
@@ -163,6 +163,17 @@ class Declaration:
     def block_layout(self) -> struct.Struct:
         """Packs the run-time arguments, in order, into the kernel's parameter block."""
         return _layout(tuple(parameter.kind for parameter in self.parameters))
+
+    @functools.cached_property
+    def pack(self) -> Callable[..., bytes]:
+        """Packs the run-time arguments by `block_layout`."""
+        return self.block_layout.pack
+
+    @functools.cached_property
+    def integers(self) -> tuple[tuple[int, str], ...]:
+        """Place in the signature and name of each integer parameter."""
+        found = enumerate(self.parameters)
+        return tuple((index, p.name) for index, p in found if p.kind in ("i32", "i64"))
 
     @functools.cached_property
     def offsets(self) -> tuple[tuple[int, int], ...]:
