@@ -6,7 +6,7 @@ arguments and compute the grid without the kernel's source.
 
 import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -134,7 +134,7 @@ class Declaration:
                 (align is not None and align & (align - 1) == 0) if pointer else align is None,
                 f"parameter {parameter.name!r} has align {align!r}",
             )
-        integers = {p.name for p in self.parameters if p.kind in ("i32", "i64")}
+        integers = {name for _, name in self.integers}
         self._require(
             self.block_layout.size <= MAX_PARAMETER_BYTES,
             f"parameters take more than {MAX_PARAMETER_BYTES} bytes",
@@ -165,6 +165,17 @@ class Declaration:
         return _layout(tuple(parameter.kind for parameter in self.parameters))
 
     @functools.cached_property
+    def pack(self) -> Callable[..., bytes]:
+        """Packs the run-time arguments by `block_layout`."""
+        return self.block_layout.pack
+
+    @functools.cached_property
+    def integers(self) -> tuple[tuple[int, str], ...]:
+        """Place in the signature and name of each integer parameter."""
+        found = enumerate(self.parameters)
+        return tuple((index, p.name) for index, p in found if p.kind in ("i32", "i64"))
+
+    @functools.cached_property
     def offsets(self) -> tuple[tuple[int, int], ...]:
         """Offset and size in bytes of each parameter in the block, by C's layout rules."""
         return _offsets(tuple(parameter.kind for parameter in self.parameters))
@@ -177,12 +188,21 @@ class Declaration:
         """
         if tuple(variant) != self.choices:
             raise self._error(f"variant has choices {list(variant)}, not {list(self.choices)}")
+        # What is wrong is so with one value of one choice, whatever the others are.
+        if self._sound.issuperset(variant.items()):
+            return
         for parameter in self._typed_by_choice:
             if variant[str(parameter.element)] not in DTYPE_BYTES:
                 self.element(parameter, variant)
         for name, expression in self._computing:
             if isinstance(variant[name], str):
                 raise self._error(f"{expression!r} computes with text")
+        self._sound.update(variant.items())
+
+    @functools.cached_property
+    def _sound(self) -> set[tuple[str, ChoiceValue]]:
+        """Choices and values that a variant had that was right."""
+        return set()
 
     @functools.cached_property
     def _typed_by_choice(self) -> tuple[Parameter, ...]:
@@ -213,7 +233,7 @@ class Declaration:
         Raises:
             ManifestError: a dimension below 1, or more than 1024 threads.
         """
-        x, y, z = (_parse(text).evaluate(_integers(variant)) for text in self.block)
+        x, y, z = (self._value(text, variant) for text in self.block)
         if min(x, y, z) < 1 or x * y * z > MAX_THREADS:
             raise self._error(f"block {x}x{y}x{z} of {dict(variant)}")
         return x, y, z
@@ -224,10 +244,33 @@ class Declaration:
         Raises:
             ManifestError: below 0, or more than any GPU has (256 KB).
         """
-        value = _parse(self.shared_bytes).evaluate(_integers(variant))
+        value = self._value(self.shared_bytes, variant)
         if not 0 <= value <= 2**18:
             raise self._error(f"shared memory {value} of {dict(variant)}")
         return value
+
+    def least_sm(self, variant: Mapping[str, ChoiceValue]) -> int:
+        """Number of the least architecture that a variant is for, such as 90."""
+        return self._value(self.min_sm, variant)
+
+    def is_programmatic(self, variant: Mapping[str, ChoiceValue]) -> bool:
+        """Whether a variant may be launched as a programmatic dependent."""
+        return self._value(self.programmatic, variant) != 0
+
+    def _value(self, text: str, variant: Mapping[str, ChoiceValue]) -> int:
+        """An expression's value, computed once for the values of the choices that it uses."""
+        if text not in self._values:
+            self._values[text] = tuple(_parse(text).names), {}
+        names, known = self._values[text]
+        key = tuple([variant.get(name) for name in names])
+        if key not in known:
+            known[key] = _parse(text).evaluate(_integers(variant))
+        return known[key]
+
+    @functools.cached_property
+    def _values(self) -> dict[str, tuple[tuple[str, ...], dict[tuple[object, ...], int]]]:
+        """By expression: the names that it uses, and what it is for values of these."""
+        return {}
 
     def built_shape(
         self, variant: Mapping[str, ChoiceValue]
@@ -255,14 +298,6 @@ class Declaration:
         texts = (*self.block, self.shared_bytes, self.min_sm)
         used = set().union(*(_parse(text).names for text in texts))
         return tuple(name for name in self.choices if name in used), {}
-
-    def least_sm(self, variant: Mapping[str, ChoiceValue]) -> int:
-        """Number of the least architecture that a variant is for, such as 90."""
-        return _parse(self.min_sm).evaluate(_integers(variant))
-
-    def is_programmatic(self, variant: Mapping[str, ChoiceValue]) -> bool:
-        """Whether a variant may be launched as a programmatic dependent."""
-        return _parse(self.programmatic).evaluate(_integers(variant)) != 0
 
     def grid_shape(
         self, variant: Mapping[str, ChoiceValue], sizes: Mapping[str, int]

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -165,18 +165,19 @@ class Manifest:
     ) -> dict[tuple[str, str], list[Variant]]:
         """Check each binary and their order; returns the variants by kernel and architecture."""
         variants: dict[tuple[str, str], list[Variant]] = {}
+        archs = frozenset(self.selection.archs)
         for index, binary in enumerate(self.binaries):
             if binary.kernel not in declared:
                 problem = f"kernel {binary.kernel!r} not declared"
-            elif binary.arch not in self.selection.archs:
+            elif binary.arch not in archs:
                 problem = f"arch {binary.arch} not in selection"
             else:
                 problem = _binary_problem(declared[binary.kernel], binary)
             if problem is not None:
                 raise _contradiction(f"binaries[{index}]: {problem}")
             variants.setdefault((binary.kernel, binary.arch), []).append(binary.variant)
-        places = [binary_order(binary) for binary in self.binaries]
-        if not all(map(operator.lt, places, places[1:])):
+        if not _in_order(self.binaries):
+            places = [binary_order(binary) for binary in self.binaries]
             for index, binary in enumerate(self.binaries):
                 twice = places[index] in places[:index]
                 _require(not twice, f"binaries[{index}]", f"{binary.label} stands twice")
@@ -216,7 +217,8 @@ class Manifest:
             # A launch expression or an arch inside the file: the file is what is wrong.
             raise ManifestError(f"{where}: {error.what}", remedy=error.remedy) from None
         # What was decoded is what `encode` would give: `content` itself is compared.
-        expected, digest = _sealed(content)
+        above = _known_above(content, data)
+        expected, digest = _sealed(content) if above is None else _with_digest(above)
         if stated != digest:
             raise ManifestError(
                 f"{where}: its digest does not match its content",
@@ -260,21 +262,78 @@ def binary_order(binary: Binary) -> tuple[Any, ...]:
     return binary.kernel, arch, sort_key(binary.variant)
 
 
+def _in_order(binaries: Sequence[Binary]) -> bool:
+    # Like `binary_order`, unless an integer meets a text: then this cannot be compared.
+    places = [(b.kernel, Arch.parse(b.arch), tuple(b.variant.values())) for b in binaries]
+    with contextlib.suppress(TypeError):
+        return all(map(operator.lt, places, places[1:]))
+    places = [binary_order(binary) for binary in binaries]
+    return all(map(operator.lt, places, places[1:]))
+
+
 def _sealed(content: Mapping[str, Any]) -> tuple[bytes, str]:
     """The file for this content, and the digest in it: of all the bytes above its line.
 
     JSON without spaces, but with line feeds that help people to compare two files: around each key,
     and between the objects of a list.
     """
+    return _with_digest(_above(content))
+
+
+def _above(content: Mapping[str, Any]) -> bytes:
     parts: list[str] = []
     for key, value in content.items():
         text = canonical_text(value)
         if text.startswith("[{"):
             text = "[\n" + text[1:-1].replace("},{", "},\n{") + "\n]"
         parts.append(f'"{key}":{text},\n')
-    above = ("{\n" + "".join(parts)).encode("ascii")
+    return ("{\n" + "".join(parts)).encode("ascii")
+
+
+def _with_digest(above: bytes) -> tuple[bytes, str]:
     digest = hashlib.sha256(above).hexdigest()
     return above + f'"digest":"{digest}"\n}}\n'.encode("ascii"), digest
+
+
+def _known_above(content: Mapping[str, Any], data: bytes) -> bytes | None:
+    """`_above` of the content that was read from `data`, out of `data`: None where that is unsure.
+
+    Most of the time to check a manifest would go into writing its long lists again.
+    """
+    long = ("rules", "binaries")
+    start = _above({key: value for key, value in content.items() if key not in long})
+    if not data.startswith(start):
+        return None
+    at = len(start)
+    for key in long:
+        head, foot = f'"{key}":[\n'.encode(), b"\n],\n"
+        end = data.find(foot, at)
+        if end < 0 or not data.startswith(head, at):
+            return None
+        if not _is_plain(data[at + len(head) : end], content[key]):
+            return None
+        at = end + len(foot)
+    return data[:at]
+
+
+# In JSON without these there is one way to write a text and one to write an integer.
+_AMBIGUOUS = (b"\\", b"-", b" ", b"\t", b"\r", b"\x7f")
+
+
+def _is_plain(text: bytes, items: list[dict[str, Any]]) -> bool:
+    """Whether the text that these objects were read from can only be the canonical one.
+
+    They must have been decoded: alike, and without floats. False says nothing.
+    """
+    if not items or not text.isascii() or any(mark in text for mark in _AMBIGUOUS):
+        return False
+    breaks = text.count(b"},\n{")
+    if text.count(b"\n") != breaks or b"},{" in text:
+        return False
+    # A key that stands twice leaves one key fewer than there are colons after quotation marks.
+    inner = [key for key, value in items[0].items() if type(value) is dict]
+    keys = sum(map(len, items)) + sum(len(item[key]) for item in items for key in inner)
+    return text.count(b'":') == keys
 
 
 def _binary_problem(declaration: Declaration, binary: Binary) -> str | None:

@@ -110,7 +110,7 @@ def _group_order(group: tuple[str, str]) -> tuple[str, Arch]:
 
 
 def _name_problems(rule: Rule, declaration: Declaration) -> Iterator[str]:
-    integers = {p.name for p in declaration.parameters if p.kind in ("i32", "i64")}
+    integers = {name for _, name in declaration.integers}
     for name in rule.sizes:
         if name not in integers:
             yield f"size {name!r} is no integer parameter of {rule.kernel}"

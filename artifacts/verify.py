@@ -12,14 +12,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .arch import Arch, cubin_min_cuda, dotted, ptx_min_cuda
-from .cubin import Cubin, KernelCode, read_cubin
 from .declaration import Declaration
 from .errors import SonataError
 from .files import locked
 from .manifest import FILE_NAME, OBJECTS, Binary
 from .store import ArtifactSet, open_artifacts
+
+if TYPE_CHECKING:
+    from .cubin import Cubin, KernelCode
 
 # Shared memory that a block may have, in bytes, by architecture (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability"), from 9.0 on with the 1 KB that the system
@@ -100,6 +103,8 @@ def check_cubin(binary: Binary, declaration: Declaration, data: bytes) -> list[s
     Raises:
         IntegrityError: the bytes are no cubin at all.
     """
+    from .cubin import read_cubin  # the loader imports this module, and reads no machine code
+
     cubin = read_cubin(data)
     arch = Arch.parse(binary.arch)
     problems = []

@@ -45,13 +45,9 @@ class Loaded:
         self._form: Form = form
         self._device = device
         self._kernel: Kernel | None = None
-        self._pack = declaration.block_layout.pack
+        self._pack = declaration.pack
         self._waits_by_itself = declaration.is_programmatic(binary.variant)
-        self._scalars = tuple(
-            (index, parameter.name)
-            for index, parameter in enumerate(declaration.parameters)
-            if parameter.kind in ("i32", "i64")
-        )
+        self._scalars = declaration.integers
 
     def kernel(self) -> Kernel:
         """The driver's kernel, loaded at the first call.
@@ -151,8 +147,8 @@ class Table:
         Raises:
             ManifestError: another one has the same.
         """
-        selectors = (loaded.binary.variant[name] for name in self.declaration.selectors)
-        key = (device, *selectors)
+        variant = loaded.binary.variant
+        key = (device, *[variant[name] for name in self.declaration.selectors])
         if key in self._binaries:
             raise ManifestError(
                 f"{loaded.binary.label} and {self._binaries[key].binary.label} have the same "
