@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sonata_aot.artifacts import schema
 from sonata_aot.artifacts.errors import ManifestError
 from sonata_aot.artifacts.schema import (
     Match,
@@ -163,6 +164,47 @@ def test_a_value_that_was_accepted_lends_nothing_to_one_that_equals_it(
         assert encode(decode(Wide, wide, "file")) == wide
         with pytest.raises(ManifestError):
             decode(Wide, {**wide, **change}, "file")
+
+
+@dataclass(frozen=True)
+class Many:
+    items: tuple[Wide, ...]
+
+
+_ITEM: dict[str, Any] = {**GOOD, "numbers": {"a": 1, "b": "x"}, "pairs": [[1, 2], [3, 4]]}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from(list(_ITEM)),
+            st.recursive(
+                st.sampled_from([None, True, False, 0, 1, 9, 10, "one", "x", "xx\n", "a", 1.0]),
+                lambda inner: (
+                    st.lists(inner, max_size=3)
+                    | st.dictionaries(st.sampled_from(["a", "b", "name", "Z"]), inner, max_size=2)
+                ),
+                max_leaves=4,
+            ),
+        ),
+        max_size=3,
+    )
+)
+def test_columns_take_what_is_taken_one_by_one_and_nothing_else(
+    changes: list[tuple[int, str, Any]],
+) -> None:
+    items = [dict(_ITEM) for _ in range(3)]
+    for index, key, value in changes:
+        items[index][key] = value
+    taken = schema.column(Many)([{"items": items}])
+    try:
+        expected = schema._reader(Many)({"items": items})
+    except schema._Wrong:
+        assert taken is None
+    else:
+        assert taken is not None
+        assert repr(taken[0]) == repr(expected)
 
 
 def test_tables_that_were_read_are_not_shared() -> None:
