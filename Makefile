@@ -1,6 +1,7 @@
 # make build   environment in .venv, package installed, sm86 artifacts built
 # make test    formatting, lint, types, tests; what CI runs
 # make soak    the slow runs: 20 000 mutated artifact sets, none of which may be accepted
+# make inspect the budgets, held against the machine code of all declared variants; no GPU
 # make gpu     the tests and measurements that need an NVIDIA GPU and a CUDA build of torch
 # make evidence  fails if a recorded GPU result no longer matches what the sources compile to
 # make lint, make format, make clean
@@ -8,23 +9,36 @@
 PYTHON ?= python3
 # Name of the folder that `make gpu` writes its results to.
 GPU ?= h200
+RESULTS := benchmarks/results/$(GPU)
+MEASURED := build/measured
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := CMakeLists.txt $(wildcard loader/native/*)
 
-.PHONY: build test soak lint gpu evidence format clean
+bench = $(BIN)/sonata-aot bench gemv $(MEASURED)/all --arch sm90 --arch sm86 $(2) --json $(MEASURED)/$(1).json && \
+	$(BIN)/python -m benchmarks.results $(MEASURED)/$(1).json $(RESULTS)/$(1).json
+
+.PHONY: build test soak inspect lint gpu evidence format clean
 
 build: $(STAMP)
 	$(BIN)/sonata-aot build --arch sm86
 
+# The tests compile everything that is built by default, from nothing, and hold its machine code
+# against the budgets; the report on the evidence finds it in their cache.
 test: lint
-	$(BIN)/pytest -n auto --dist worksteal -m "not gpu"
-	$(BIN)/python -m benchmarks.figures --check
-	$(BIN)/python -m benchmarks.evidence --report
+	cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
+	SONATA_TEST_CACHE="$$cache" $(BIN)/pytest -n auto --dist worksteal -m "not gpu" && \
+	$(BIN)/python -m benchmarks.figures --check && \
+	SONATA_AOT_CACHE_DIR="$$cache" $(BIN)/python -m benchmarks.evidence --report
 
 soak: $(STAMP)
 	MUTATIONS=20000 $(BIN)/pytest -n auto --dist worksteal tests/artifacts/test_mutations.py
+
+inspect: $(STAMP)
+	directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	$(BIN)/sonata-aot build --all --arch sm86 --arch sm90 --out "$$directory" && \
+	$(BIN)/sonata-aot inspect --check "$$directory"
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -33,10 +47,17 @@ lint: $(STAMP)
 
 gpu: $(STAMP)
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu: torch %s has no CUDA device" % torch.__version__)'
-	$(BIN)/sonata-aot build --arch sm86 --arch sm90
-	$(BIN)/pytest -m gpu
-	$(BIN)/python -m examples.decode_gemv --json benchmarks/results/$(GPU)/gemv.json
-	$(BIN)/python -m benchmarks.first_call --json benchmarks/results/$(GPU)/first_call.json
+	$(BIN)/sonata-aot build --all --arch sm86 --arch sm90 --out $(MEASURED)/all
+	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --out $(MEASURED)/default
+	SONATA_AOT_DIR=$(MEASURED)/all $(BIN)/pytest -m gpu
+	SONATA_AOT_DIR=$(MEASURED)/default $(BIN)/python -m examples.decode_gemv
+	$(call bench,gemv,)
+	$(call bench,gemv_rows,--m 3 --m 4 --m 5 --m 6 --m 7 --m 8)
+	$(call bench,gemv_f16,--dtype f16)
+	$(call bench,gemv_bias,--bias)
+	$(BIN)/python -m benchmarks.gemv_chain $(MEASURED)/all --json $(RESULTS)/gemv_chain.json
+	$(BIN)/python -m benchmarks.first_call $(MEASURED)/default --json $(RESULTS)/first_call.json
+	$(BIN)/python -m benchmarks.sanitizer $(MEASURED)/default --json $(RESULTS)/sanitizer.json
 	$(BIN)/python -m benchmarks.figures
 
 evidence: $(STAMP)

@@ -12,7 +12,7 @@ from typing import Any
 from ..artifacts import __version__, environment
 from ..artifacts.arch import Arch, cubin_min_cuda, dotted, normalise, ptx_min_cuda
 from ..artifacts.cubin import read_cubin
-from ..artifacts.declaration import Budget, entry_prefix, is_entry
+from ..artifacts.declaration import entry_prefix, is_entry
 from ..artifacts.errors import BuildError, SonataError
 from ..artifacts.manifest import (
     MAX_OBJECT_BYTES,
@@ -29,6 +29,8 @@ from ..artifacts.schema import digest
 from ..artifacts.store import open_artifacts, prepare, publish, sha256
 from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major, ptx_isa
 from ..kernels import KernelSpec
+from ..kernels.tables import rules
+from .budget import over_budget
 from .cache import Cache, Entry
 from .plan import Job, jobs
 from .pool import Compiled, CompileFailed, run_tasks
@@ -60,6 +62,7 @@ def build(
     specs: Sequence[KernelSpec],
     archs: Sequence[Arch],
     *,
+    everything: bool = False,
     out: Path | None = None,
     workers: int | None = None,
     timeout: float = 300.0,
@@ -67,7 +70,8 @@ def build(
 ) -> BuildResult:
     """Compile what the cache lacks and publish the whole selection.
 
-    The directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
+    With `everything` that is every declared variant, else what the tables of rules name. The
+    directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
     selection. `timeout` is in seconds, for one job.
 
     Raises:
@@ -80,7 +84,7 @@ def build(
     directory = out or default_artifacts()
     compiler_versions()
     prepare(directory)  # before the work and not after it
-    plan = jobs(specs, archs)
+    plan = jobs(specs, archs, everything=everything)
     cache = Cache()
     cache.require_trusted()
     entries = {job.key: entry for job in plan if (entry := _cached(cache, job)) is not None}
@@ -198,11 +202,6 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
     kernel = code.kernels[0]
     if not is_entry(kernel.entry, job.spec.name, job.variant):
         raise _broken(f"the compiled entry {kernel.entry!r} is another variant's")
-    if kernel.parameters != declaration.offsets:
-        raise _broken(
-            f"the compiled parameter table {list(kernel.parameters)} is not the declared "
-            f"{list(declaration.offsets)}"
-        )
     isa = ptx_isa(ptx)
     if isa is None:
         raise _broken("the PTX has no .version line")
@@ -211,7 +210,6 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         variant=job.variant,
         arch=job.arch.name,
         entry=kernel.entry,
-        parameters=kernel.parameters,
         block=declaration.block_shape(job.variant),
         shared_bytes=declaration.shared_memory(job.variant),
         static_shared_bytes=kernel.static_shared_bytes,
@@ -228,22 +226,13 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         key=job.key,
     )
     problems = [
-        *check_cubin(binary, cubin),
+        *check_cubin(binary, declaration, cubin),
         *check_ptx(binary, ptx),
         *over_budget(binary, declaration.budget),
     ]
     if problems:
         raise _broken("; ".join(problems))
     return Entry(binary, cubin, ptx)
-
-
-def over_budget(binary: Binary, budget: Budget) -> list[str]:
-    """Each resource of which a binary uses more than its budget."""
-    return [
-        f"{name} is {getattr(binary, name)}, over the budget of {getattr(budget, name)}"
-        for name in ("registers", "spills", "stack_bytes")
-        if getattr(binary, name) > getattr(budget, name)
-    ]
 
 
 def _broken(problem: str) -> BuildError:
@@ -269,5 +258,6 @@ def _manifest(
             archs=tuple(arch.name for arch in archs), kernels=tuple(spec.name for spec in specs)
         ),
         kernels=tuple(spec.declaration for spec in specs),
+        rules=tuple(rule for spec in specs for arch in archs for rule in rules(spec, arch)),
         binaries=tuple(sorted(binaries, key=binary_order)),
     )

@@ -15,22 +15,10 @@ import click
 from ..artifacts import __version__, environment
 from ..artifacts.errors import SonataError
 from ..artifacts.places import default_artifacts
+from .measure_cli import bench, tune
+from .options import DIRECTORY as _DIRECTORY
 
 # Only what `--help` needs is imported above; each command brings its own.
-
-
-class _Directory(click.ParamType):
-    """A path whose faults our own errors explain; only nothing at all is no directory."""
-
-    name = "directory"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        if not str(value):
-            self.fail("an empty path", param, ctx)
-        return Path(value)
-
-
-_DIRECTORY = _Directory()
 
 
 class _Group(click.Group):
@@ -72,6 +60,10 @@ def main() -> None:
     """Compile CuTe DSL kernels ahead of time, and look after what was compiled."""
 
 
+main.add_command(bench)
+main.add_command(tune)
+
+
 @main.command()
 @click.option(
     "--arch",
@@ -87,6 +79,13 @@ def main() -> None:
     multiple=True,
     metavar="NAME",
     help="Build this kernel instead of the default ones; repeatable.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Build every declared variant, not only those that calls get; without --kernel, of every "
+    "kernel.",
 )
 @click.option(
     "--out",
@@ -108,6 +107,7 @@ def main() -> None:
 def build(
     archs: tuple[str, ...],
     kernels: tuple[str, ...],
+    everything: bool,
     out: Path | None,
     jobs: int | None,
     timeout: int,
@@ -125,8 +125,9 @@ def build(
     progress = Progress(quiet=as_json)
     try:
         result = run(
-            plan.choose_kernels(kernels),
+            plan.choose_kernels(kernels, everything=everything),
             plan.choose_archs(archs),
+            everything=everything,
             out=out,
             workers=jobs,
             timeout=timeout,
@@ -232,6 +233,64 @@ def verify(directory: Path, as_json: bool) -> None:
                     click.echo(f"FAIL  {subject}: not named by the manifest; remove it or rebuild")
         click.echo(f"{directory}: {len(outcomes) - len(bad)} ok, {len(bad)} wrong")
     sys.exit(1 if bad else 0)
+
+
+@main.command()
+@_directory_argument
+@click.option("--arch", metavar="ARCH", help="Only what was built for this architecture.")
+@click.option("--kernel", metavar="NAME", help="Only this kernel.")
+@click.option(
+    "--variant",
+    metavar="TEXT",
+    help="Only variants with these choices, such as m=2,side=a; shown in full.",
+)
+@click.option("--check", is_flag=True, help="Hold each binary against its budget; exit 1 if over.")
+@_json_option
+def inspect(
+    directory: Path,
+    arch: str | None,
+    kernel: str | None,
+    variant: str | None,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Show what decides a kernel's speed, read off its machine code.
+
+    Occupancy, loads and how much they have in flight, the instruction mix, and which resource of a
+    stated GPU bounds it. Needs no GPU. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    """
+    from ..artifacts.store import open_artifacts
+    from . import inspect_report, report
+    from .budget import breaches
+    from .inspect import inspect as run
+    from .inspect import select
+    from .progress import Progress
+
+    artifacts = open_artifacts(directory)
+    chosen = select(artifacts.manifest.binaries, arch=arch, kernel=kernel, variant=variant)
+    progress = Progress(quiet=as_json)
+    try:
+        figures = run(artifacts, chosen, progress)
+    finally:
+        progress.close()
+    budgets = {item.name: item.budget for item in artifacts.manifest.kernels}
+    found = [
+        (binary, item, breaches(item, budgets[binary.kernel], binary.variant))
+        for binary, item in zip(chosen, figures, strict=True)
+    ]
+    bad = sum(bool(broken) for *_, broken in found)
+    if as_json:
+        binaries = inspect_report.data(found)
+        report.print_json({"directory": str(directory), "ok": not bad, "binaries": binaries})
+    elif check:
+        click.echo("\n".join(inspect_report.verdict(*item) for item in found))
+        click.echo(f"{directory}: {len(found) - bad} within budget, {bad} not")
+    elif variant or len(found) == 1:
+        click.echo("\n\n".join(inspect_report.block(*item) for item in found))
+    else:
+        click.echo(inspect_report.tables(found))
+        click.echo("\nIn full, of some: --variant, as in `--variant m=2`")
+    sys.exit(1 if check and bad else 0)
 
 
 @main.command()

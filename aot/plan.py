@@ -14,6 +14,7 @@ from ..artifacts.declaration import Variant, variant_name
 from ..artifacts.errors import UsageError
 from ..artifacts.schema import digest, encode
 from ..kernels import KernelSpec, builtin
+from ..kernels.tables import default_variants
 from .sources import source_digest
 from .toolchain import compiler_versions
 
@@ -70,27 +71,35 @@ def choose_archs(requested: Iterable[str]) -> tuple[Arch, ...]:
     return archs
 
 
-def choose_kernels(requested: Iterable[str]) -> tuple[KernelSpec, ...]:
-    """The kernels asked for, or those built by default, sorted by name.
+def choose_kernels(requested: Iterable[str], *, everything: bool = False) -> tuple[KernelSpec, ...]:
+    """The kernels asked for, or those built by default (or `everything`), sorted by name.
 
     Raises:
         UsageError: an unknown kernel.
     """
     known = builtin()
-    names = sorted(set(requested)) or [name for name, spec in known.items() if spec.default]
+    names = sorted(set(requested)) or [
+        name for name, spec in known.items() if spec.default or everything
+    ]
     for name in names:
         if name not in known:
             raise UsageError(f"unknown kernel {name!r}", remedy="use one of " + " ".join(known))
     return tuple(known[name] for name in names)
 
 
-def jobs(specs: Iterable[KernelSpec], archs: Iterable[Arch]) -> list[Job]:
-    """Every combination that its declaration allows, in the order of the manifest."""
+def jobs(
+    specs: Iterable[KernelSpec], archs: Iterable[Arch], *, everything: bool = False
+) -> list[Job]:
+    """What a build compiles, in the order of the manifest.
+
+    Of a kernel with a table of rules those variants that some rule names; with `everything` each
+    that its declaration allows for the architecture.
+    """
     targets = list(archs)
     return [
         Job(spec, variant, arch)
         for spec in specs
         for arch in targets
-        for variant in spec.variants
+        for variant in (spec.variants if everything else default_variants(spec, arch))
         if arch.number >= spec.declaration.least_sm(variant)
     ]

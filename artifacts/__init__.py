@@ -9,6 +9,7 @@ from .choose import Choice, choose
 from .declaration import Budget, Declaration, Parameter
 from .errors import SonataError
 from .manifest import Binary, Manifest, Payload
+from .rules import Rule, first_match
 from .store import ArtifactSet, open_artifacts, publish
 from .verify import verify
 
@@ -22,9 +23,11 @@ __all__ = [
     "Manifest",
     "Parameter",
     "Payload",
+    "Rule",
     "SonataError",
     "__version__",
     "choose",
+    "first_match",
     "open_artifacts",
     "publish",
     "verify",

@@ -6,11 +6,17 @@ on architecture- and family-specific features; the CUDA toolkit release notes fo
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from .errors import UsageError
+from .schema import Match
+
+# How a manifest writes an architecture.
+ArchName = Annotated[str, Match(r"sm[0-9]{2,3}[af]?")]
 
 _FORM = re.compile(
     r"(?:sm_?)?(?:(?P<dotted>[1-9]\d?\.\d)|(?P<plain>[1-9]\d{1,2}))(?P<suffix>[af]?)", re.ASCII
@@ -35,23 +41,12 @@ class Arch:
         Raises:
             UsageError: the text is none of these, or names an arch that cannot be built for.
         """
-        arch = cls._read(text)
-        if arch is None or arch not in KNOWN:
+        arch = _read(text)
+        if arch is None:
             raise UsageError(
                 f"unknown arch {text!r}", remedy="use one of " + " ".join(a.name for a in KNOWN)
             )
         return arch
-
-    @classmethod
-    def _read(cls, text: str) -> Arch | None:
-        match = _FORM.fullmatch(text.strip().lower())
-        if match is None:
-            return None
-        if match["dotted"]:
-            major, minor = (int(part) for part in match["dotted"].split("."))
-        else:
-            major, minor = int(match["plain"][:-1]), int(match["plain"][-1])
-        return cls(major, minor, match["suffix"])
 
     @property
     def name(self) -> str:
@@ -104,6 +99,21 @@ KNOWN: tuple[Arch, ...] = tuple(
     )
     for suffix in suffixes
 )
+
+
+@functools.lru_cache(maxsize=256)
+def _read(text: str) -> Arch | None:
+    """The known architecture that `text` names; the same object each time."""
+    match = _FORM.fullmatch(text.strip().lower())
+    if match is None:
+        return None
+    if match["dotted"]:
+        major, minor = (int(part) for part in match["dotted"].split("."))
+    else:
+        major, minor = int(match["plain"][:-1]), int(match["plain"][-1])
+    arch = Arch(major, minor, match["suffix"])
+    return arch if arch in KNOWN else None
+
 
 # First CUDA release whose driver knows the architecture at all.
 _FIRST_CUDA = {

@@ -4,11 +4,9 @@ A declaration is plain data. It is written into the manifest, so that the loader
 arguments and compute the grid without the kernel's source.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -56,11 +54,35 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Budget:
-    """Most of each that the machine code of any variant may use."""
+    """What the machine code of a variant may use, and what it must reach.
+
+    At most: `registers`, `spills` and `stack_bytes`.
+
+    At least, as expressions over integer choices, where 0 asks for nothing: `load_bytes`, the width
+    of each streamed load (one that leaves the L1 alone, as those of weights do); `in_flight_bytes`,
+    what a thread has under way by such loads before it uses the first; `warps`, how many a
+    multiprocessor holds. `dram_bound` is not 0 for a variant that nothing but DRAM may hold up, by
+    the prediction for the GPU that stands for the architecture.
+    """
 
     registers: Annotated[int, Range(1, 255)] = 255
     spills: Annotated[int, Range(0, 65536)] = 0
     stack_bytes: Annotated[int, Range(0, 2**20)] = 0
+    load_bytes: str = "0"
+    in_flight_bytes: str = "0"
+    warps: str = "0"
+    dram_bound: str = "0"
+
+    @property
+    def floors(self) -> dict[str, str]:
+        """What must be reached, by name."""
+        names = ("load_bytes", "in_flight_bytes", "warps", "dram_bound")
+        return {name: getattr(self, name) for name in names}
+
+    def floors_of(self, variant: Mapping[str, ChoiceValue]) -> dict[str, int]:
+        """What a variant must reach, by name."""
+        values = _integers(variant)
+        return {name: _parse(text).evaluate(values) for name, text in self.floors.items()}
 
 
 @dataclass(frozen=True)
@@ -112,22 +134,26 @@ class Declaration:
                 (align is not None and align & (align - 1) == 0) if pointer else align is None,
                 f"parameter {parameter.name!r} has align {align!r}",
             )
-        integers = {p.name for p in self.parameters if p.kind in ("i32", "i64")}
+        integers = {name for _, name in self.integers}
         self._require(
             self.block_layout.size <= MAX_PARAMETER_BYTES,
             f"parameters take more than {MAX_PARAMETER_BYTES} bytes",
         )
-        for text in (*self.block, self.shared_bytes, self.min_sm, self.programmatic):
+        least = self.budget.floors.values()
+        for text in (*self.block, self.shared_bytes, self.min_sm, self.programmatic, *least):
             self._check_names(text, set(self.choices))
         for text in self.grid:
             self._check_names(text, set(self.choices) | integers)
 
     def _require(self, condition: bool, problem: str) -> None:
         if not condition:
-            raise ManifestError(
-                f"declaration of kernel {self.name!r}: {problem}",
-                remedy="correct the kernel's declaration and rebuild",
-            )
+            raise self._error(problem)
+
+    def _error(self, problem: str) -> ManifestError:
+        return ManifestError(
+            f"declaration of kernel {self.name!r}: {problem}",
+            remedy="correct the kernel's declaration and rebuild",
+        )
 
     def _check_names(self, text: str, allowed: set[str]) -> None:
         unknown = sorted(_parse(text).names - allowed)
@@ -138,7 +164,18 @@ class Declaration:
         """Packs the run-time arguments, in order, into the kernel's parameter block."""
         return _layout(tuple(parameter.kind for parameter in self.parameters))
 
-    @property
+    @functools.cached_property
+    def pack(self) -> Callable[..., bytes]:
+        """Packs the run-time arguments by `block_layout`."""
+        return self.block_layout.pack
+
+    @functools.cached_property
+    def integers(self) -> tuple[tuple[int, str], ...]:
+        """Place in the signature and name of each integer parameter."""
+        found = enumerate(self.parameters)
+        return tuple((index, p.name) for index, p in found if p.kind in ("i32", "i64"))
+
+    @functools.cached_property
     def offsets(self) -> tuple[tuple[int, int], ...]:
         """Offset and size in bytes of each parameter in the block, by C's layout rules."""
         return _offsets(tuple(parameter.kind for parameter in self.parameters))
@@ -149,16 +186,39 @@ class Declaration:
         Raises:
             ManifestError: the names differ, or a pointer's element is then not a dtype.
         """
-        self._require(
-            tuple(variant) == self.choices,
-            f"variant has choices {list(variant)}, not {list(self.choices)}",
-        )
-        for parameter in self.parameters:
-            if parameter.kind == "pointer":
+        if tuple(variant) != self.choices:
+            raise self._error(f"variant has choices {list(variant)}, not {list(self.choices)}")
+        # What is wrong is so with one value of one choice, whatever the others are.
+        if self._sound.issuperset(variant.items()):
+            return
+        for parameter in self._typed_by_choice:
+            if variant[str(parameter.element)] not in DTYPE_BYTES:
                 self.element(parameter, variant)
-        text = {name for name, value in variant.items() if isinstance(value, str)}
-        for expression in (*self.grid, self.min_sm, self.programmatic):
-            self._require(not _parse(expression).names & text, f"{expression!r} computes with text")
+        for name, expression in self._computing:
+            if isinstance(variant[name], str):
+                raise self._error(f"{expression!r} computes with text")
+        self._sound.update(variant.items())
+
+    @functools.cached_property
+    def _sound(self) -> set[tuple[str, ChoiceValue]]:
+        """Choices and values that a variant had that was right."""
+        return set()
+
+    @functools.cached_property
+    def _typed_by_choice(self) -> tuple[Parameter, ...]:
+        """Pointers whose element a choice decides."""
+        return tuple(p for p in self.parameters if p.element in self.choices)
+
+    @functools.cached_property
+    def _computing(self) -> tuple[tuple[str, str], ...]:
+        """Choices that must be integers, each with an expression that computes with it."""
+        expressions = (*self.grid, self.min_sm, self.programmatic, *self.budget.floors.values())
+        return tuple(
+            (name, text)
+            for text in expressions
+            for name in sorted(_parse(text).names)
+            if name in self.choices
+        )
 
     def element(self, parameter: Parameter, variant: Mapping[str, ChoiceValue]) -> str:
         """The dtype that a pointer parameter has in a variant."""
@@ -173,10 +233,9 @@ class Declaration:
         Raises:
             ManifestError: a dimension below 1, or more than 1024 threads.
         """
-        x, y, z = (_parse(text).evaluate(_integers(variant)) for text in self.block)
-        self._require(
-            min(x, y, z) >= 1 and x * y * z <= MAX_THREADS, f"block {x}x{y}x{z} of {dict(variant)}"
-        )
+        x, y, z = (self._value(text, variant) for text in self.block)
+        if min(x, y, z) < 1 or x * y * z > MAX_THREADS:
+            raise self._error(f"block {x}x{y}x{z} of {dict(variant)}")
         return x, y, z
 
     def shared_memory(self, variant: Mapping[str, ChoiceValue]) -> int:
@@ -185,17 +244,60 @@ class Declaration:
         Raises:
             ManifestError: below 0, or more than any GPU has (256 KB).
         """
-        value = _parse(self.shared_bytes).evaluate(_integers(variant))
-        self._require(0 <= value <= 2**18, f"shared memory {value} of {dict(variant)}")
+        value = self._value(self.shared_bytes, variant)
+        if not 0 <= value <= 2**18:
+            raise self._error(f"shared memory {value} of {dict(variant)}")
         return value
 
     def least_sm(self, variant: Mapping[str, ChoiceValue]) -> int:
         """Number of the least architecture that a variant is for, such as 90."""
-        return _parse(self.min_sm).evaluate(_integers(variant))
+        return self._value(self.min_sm, variant)
 
     def is_programmatic(self, variant: Mapping[str, ChoiceValue]) -> bool:
         """Whether a variant may be launched as a programmatic dependent."""
-        return _parse(self.programmatic).evaluate(_integers(variant)) != 0
+        return self._value(self.programmatic, variant) != 0
+
+    def _value(self, text: str, variant: Mapping[str, ChoiceValue]) -> int:
+        """An expression's value, computed once for the values of the choices that it uses."""
+        if text not in self._values:
+            self._values[text] = tuple(_parse(text).names), {}
+        names, known = self._values[text]
+        key = tuple([variant.get(name) for name in names])
+        if key not in known:
+            known[key] = _parse(text).evaluate(_integers(variant))
+        return known[key]
+
+    @functools.cached_property
+    def _values(self) -> dict[str, tuple[tuple[str, ...], dict[tuple[object, ...], int]]]:
+        """By expression: the names that it uses, and what it is for values of these."""
+        return {}
+
+    def built_shape(
+        self, variant: Mapping[str, ChoiceValue]
+    ) -> tuple[tuple[int, int, int], int, int]:
+        """`block_shape`, `shared_memory` and `least_sm` of a variant.
+
+        Computed once for all variants that differ only in choices that none of these uses.
+        """
+        names, known = self._built_shapes
+        key = tuple([variant[name] for name in names])
+        if key not in known:
+            known[key] = (
+                self.block_shape(variant),
+                self.shared_memory(variant),
+                self.least_sm(variant),
+            )
+        return known[key]
+
+    @functools.cached_property
+    def _built_shapes(
+        self,
+    ) -> tuple[
+        tuple[str, ...], dict[tuple[ChoiceValue, ...], tuple[tuple[int, int, int], int, int]]
+    ]:
+        texts = (*self.block, self.shared_bytes, self.min_sm)
+        used = set().union(*(_parse(text).names for text in texts))
+        return tuple(name for name in self.choices if name in used), {}
 
     def grid_shape(
         self, variant: Mapping[str, ChoiceValue], sizes: Mapping[str, int]
@@ -226,7 +328,7 @@ def entry_prefix(kernel: str, variant: Mapping[str, ChoiceValue]) -> str:
 
     The compiler appends a number of its own.
     """
-    return "_".join([kernel, *(f"{name}_{value}" for name, value in variant.items())])
+    return "_".join([kernel, *[f"{name}_{value}" for name, value in variant.items()]])
 
 
 def is_entry(entry: str, kernel: str, variant: Mapping[str, ChoiceValue]) -> bool:
@@ -235,11 +337,9 @@ def is_entry(entry: str, kernel: str, variant: Mapping[str, ChoiceValue]) -> boo
     return start == entry_prefix(kernel, variant) and number.isdecimal()
 
 
-def sort_key(variant: Mapping[str, ChoiceValue]) -> tuple[tuple[bool, int, str], ...]:
+def sort_key(variant: Mapping[str, ChoiceValue]) -> tuple[tuple[bool, ChoiceValue], ...]:
     """Orders variants by value, integers before text."""
-    return tuple(
-        (isinstance(v, str), 0 if isinstance(v, str) else v, str(v)) for v in variant.values()
-    )
+    return tuple([(isinstance(value, str), value) for value in variant.values()])
 
 
 def _integers(variant: Mapping[str, ChoiceValue]) -> dict[str, int]:

@@ -11,8 +11,9 @@ Python's `eval` is never used: an expression comes out of a manifest, and a mani
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .errors import ArgumentError, ManifestError
 
@@ -31,7 +32,7 @@ Node = int | str | tuple[str, tuple["Node", ...]]
 class Expression:
     """A parsed expression; `names` are those it needs a value for."""
 
-    __slots__ = ("_root", "names", "text")
+    __slots__ = ("_evaluate", "names", "text")
 
     def __init__(self, text: str) -> None:
         """Parse `text`.
@@ -40,8 +41,9 @@ class Expression:
             ManifestError: the text is not in the grammar, or is longer or deeper than sane.
         """
         self.text = text
-        self._root = _Parser(text).parse()
-        self.names = frozenset(_names(self._root))
+        root = _Parser(text).parse()
+        self.names = frozenset(_names(root))
+        self._evaluate = _evaluator(root, text)
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The value, given an integer for every name.
@@ -50,7 +52,7 @@ class Expression:
             ArgumentError: a name has no value, a step leaves the signed 64-bit range, or
                 `ceildiv` divides by something below 1.
         """
-        return _evaluate(self._root, values, self.text)
+        return self._evaluate(values)
 
     def __repr__(self) -> str:
         return f"Expression({self.text!r})"
@@ -148,39 +150,53 @@ def _names(node: Node) -> set[str]:
     return set().union(*(_names(operand) for operand in node[1]))
 
 
-def _evaluate(node: Node, values: Mapping[str, int], text: str) -> int:
+def _ceildiv(number: int, divisor: int) -> int:
+    if divisor < 1:
+        raise ZeroDivisionError
+    return -(-number // divisor)
+
+
+_OPERATIONS: dict[str, Callable[..., int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "min": min,
+    "max": max,
+    "ceildiv": _ceildiv,
+}
+
+
+def _evaluator(node: Node, text: str) -> Callable[[Mapping[str, int]], int]:
     if isinstance(node, int):
-        return node
+        return lambda _: node
     if isinstance(node, str):
-        if node not in values:
-            raise ArgumentError(
-                f"launch expression {text!r}: no value for {node!r}",
-                remedy="use a run-time integer parameter or an integer choice of the kernel",
-            )
-        return values[node]
-    operator, operands = node
-    numbers = [_evaluate(operand, values, text) for operand in operands]
-    match operator:
-        case "+":
-            result = numbers[0] + numbers[1]
-        case "-":
-            result = numbers[0] - numbers[1]
-        case "*":
-            result = numbers[0] * numbers[1]
-        case "min":
-            result = min(numbers)
-        case "max":
-            result = max(numbers)
-        case _:
-            if numbers[1] < 1:
+
+        def look_up(values: Mapping[str, int]) -> int:
+            if node not in values:
                 raise ArgumentError(
-                    f"launch expression {text!r}: ceildiv by {numbers[1]}",
-                    remedy="pass a size that keeps the divisor at 1 or more",
+                    f"launch expression {text!r}: no value for {node!r}",
+                    remedy="use a run-time integer parameter or an integer choice of the kernel",
                 )
-            result = -(-numbers[0] // numbers[1])
-    if not -_LIMIT <= result < _LIMIT:
+            return values[node]
+
+        return look_up
+    operate = _OPERATIONS[node[0]]
+    operands = [_evaluator(operand, text) for operand in node[1]]
+
+    def compute(values: Mapping[str, int]) -> int:
+        numbers = [operand(values) for operand in operands]
+        try:
+            result = operate(*numbers)
+        except ZeroDivisionError:
+            raise ArgumentError(
+                f"launch expression {text!r}: ceildiv by {numbers[1]}",
+                remedy="pass a size that keeps the divisor at 1 or more",
+            ) from None
+        if -_LIMIT <= result < _LIMIT:
+            return result
         raise ArgumentError(
             f"launch expression {text!r}: {result} does not fit 64 bits",
             remedy="pass smaller sizes",
         )
-    return result
+
+    return compute

@@ -41,7 +41,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def read_bounded(path: Path, most: int, *, owned: bool = False) -> bytes:
+def read_bounded(path: Path | str, most: int, *, owned: bool = False) -> bytes:
     """The bytes of a regular file of at most `most` bytes, never through a symbolic link.
 
     With `owned` the file must be as hard to change as a trusted directory.
@@ -73,8 +73,9 @@ def read_bounded(path: Path, most: int, *, owned: bool = False) -> bytes:
                 remedy="rebuild the artifacts",
             )
         # One more than allowed, so that a file that grows meanwhile is noticed.
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(most + 1)
+        data = os.read(descriptor, status.st_size + 1)
+        while len(data) <= most and (more := os.read(descriptor, most + 1 - len(data))):
+            data += more
     finally:
         os.close(descriptor)
     if len(data) > most:

@@ -4,14 +4,16 @@
 itself, and it must equal, byte for byte, what this module would write for the same content.
 """
 
-from __future__ import annotations
-
+import contextlib
+import functools
+import hashlib
 import json
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from .arch import Arch, normalise
+from .arch import Arch, ArchName, normalise
 from .declaration import (
     MAX_THREADS,
     ChoiceValue,
@@ -23,7 +25,8 @@ from .declaration import (
     variant_name,
 )
 from .errors import ManifestError, SonataError
-from .schema import Match, Range, decode, digest, encode, parse_json
+from .rules import Rule, rules_problem
+from .schema import Match, Range, canonical_text, decode, encode, parse_json
 
 SCHEMA = 1
 FILE_NAME = "manifest.json"
@@ -33,7 +36,6 @@ MAX_OBJECT_BYTES = 64 * 2**20
 
 Sha256 = Annotated[str, Match(r"[0-9a-f]{64}")]
 Version = Annotated[str, Match(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")]
-ArchName = Annotated[str, Match(r"sm[0-9]{2,3}[af]?")]
 Cuda = Annotated[str, Match(r"[1-9][0-9]?\.[0-9]{1,2}")]
 Symbol = Annotated[str, Match(r"[A-Za-z_$][A-Za-z0-9_$.]{0,511}")]
 Form = Literal["cubin", "ptx"]
@@ -63,7 +65,6 @@ class Payload:
 class Binary:
     """One variant of one kernel, compiled for one architecture.
 
-    `parameters` are offset and size in bytes of each parameter, as found in the machine code;
     `shared_bytes` is dynamic and `static_shared_bytes` static shared memory of a block;
     `spills` counts instructions that touch local memory.
     """
@@ -72,7 +73,6 @@ class Binary:
     variant: Variant
     arch: ArchName
     entry: Symbol
-    parameters: tuple[tuple[Small, Small], ...]
     block: tuple[
         Annotated[int, Range(1, MAX_THREADS)],
         Annotated[int, Range(1, MAX_THREADS)],
@@ -128,6 +128,7 @@ class Manifest:
     """Everything about an artifact directory.
 
     `tool` is the version of sonata-aot; `compiler` maps each compiler package to its version.
+    `rules` are in the order in which they are tried.
     """
 
     schema: int
@@ -136,6 +137,7 @@ class Manifest:
     source: Source
     selection: Selection
     kernels: tuple[Declaration, ...]
+    rules: tuple[Rule, ...]
     binaries: tuple[Binary, ...]
 
     def __post_init__(self) -> None:
@@ -153,29 +155,51 @@ class Manifest:
             "selection",
             "archs not in normal form",
         )
-        seen: set[object] = set()
+        variants = self._check_binaries(declared)
+        problem = rules_problem(self.rules, declared, self.selection.archs, variants)
+        if problem is not None:
+            raise _contradiction(problem)
+
+    def _check_binaries(
+        self, declared: Mapping[str, Declaration]
+    ) -> dict[tuple[str, str], list[Variant]]:
+        """Check each binary and their order; returns the variants by kernel and architecture."""
+        variants: dict[tuple[str, str], list[Variant]] = {}
+        archs = frozenset(self.selection.archs)
         for index, binary in enumerate(self.binaries):
-            where = f"binaries[{index}]"
-            _require(binary.kernel in declared, where, f"kernel {binary.kernel!r} not declared")
-            _require(
-                binary.arch in self.selection.archs, where, f"arch {binary.arch} not in selection"
-            )
-            _check_binary(declared[binary.kernel], binary, where)
-            identity = (binary.kernel, binary.arch, tuple(binary.variant.items()))
-            _require(identity not in seen, where, f"{binary.label} stands twice")
-            seen.add(identity)
-        ordered = sorted(self.binaries, key=binary_order)
-        _require(list(self.binaries) == ordered, "binaries", "not in order")
+            if binary.kernel not in declared:
+                problem = f"kernel {binary.kernel!r} not declared"
+            elif binary.arch not in archs:
+                problem = f"arch {binary.arch} not in selection"
+            else:
+                problem = _binary_problem(declared[binary.kernel], binary)
+            if problem is not None:
+                raise _contradiction(f"binaries[{index}]: {problem}")
+            variants.setdefault((binary.kernel, binary.arch), []).append(binary.variant)
+        if not _in_order(self.binaries):
+            places = [binary_order(binary) for binary in self.binaries]
+            for index, binary in enumerate(self.binaries):
+                twice = places[index] in places[:index]
+                _require(not twice, f"binaries[{index}]", f"{binary.label} stands twice")
+            raise _contradiction("binaries: not in order")
+        return variants
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> Manifest:
+    def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> "Manifest":
         """Read the file's bytes.
 
         Raises:
             ManifestError: bad JSON, another schema, a field that is wrong, or bytes that differ
                 from the canonical file for this content.
         """
-        content = parse_json(data, where)
+        # Bytes equal to the canonical ones hold nothing that strict parsing, which takes longer,
+        # would refuse. Where they are not equal, its reasons come first.
+        with contextlib.suppress(ManifestError, ValueError, RecursionError):
+            return cls._from_content(json.loads(data.decode("utf-8")), data, where)
+        return cls._from_content(parse_json(data, where), data, where)
+
+    @classmethod
+    def _from_content(cls, content: Any, data: bytes, where: str) -> "Manifest":
         if not isinstance(content, dict):
             raise ManifestError(f"{where}: not an object", remedy="rebuild the artifacts")
         schema = content.get("schema")
@@ -192,31 +216,38 @@ class Manifest:
         except SonataError as error:
             # A launch expression or an arch inside the file: the file is what is wrong.
             raise ManifestError(f"{where}: {error.what}", remedy=error.remedy) from None
-        if stated != manifest.digest:
+        # What was decoded is what `encode` would give: `content` itself is compared.
+        above = _known_above(content, data)
+        expected, digest = _sealed(content) if above is None else _with_digest(above)
+        if stated != digest:
             raise ManifestError(
                 f"{where}: its digest does not match its content",
                 remedy="rebuild the artifacts: the file was edited or damaged",
             )
-        if manifest.to_bytes() != data:
+        if data != expected:
             raise ManifestError(
                 f"{where}: not in canonical form",
                 remedy="rebuild the artifacts: the file was edited or reformatted",
             )
+        manifest.__dict__["digest"] = digest
         return manifest
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical form of everything else."""
-        return digest(encode(self))
+        """SHA-256 of the canonical file's bytes above the digest itself."""
+        return _sealed(encode(self))[1]
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
-        content: dict[str, Any] = {**encode(self), "digest": self.digest}
-        return json.dumps(content, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
+        return _sealed(encode(self))[0]
 
     def declaration(self, kernel: str) -> Declaration | None:
         """The declaration of a kernel, if it is in this directory."""
         return next((item for item in self.kernels if item.name == kernel), None)
+
+    def rules_for(self, kernel: str, arch: str) -> tuple[Rule, ...]:
+        """The rules of one kernel and architecture, in order."""
+        return tuple(rule for rule in self.rules if (rule.kernel, rule.arch) == (kernel, arch))
 
     def payloads(self) -> Iterator[tuple[Binary, Payload]]:
         """Each file with the binary that it belongs to; equal files come more than once."""
@@ -225,39 +256,109 @@ class Manifest:
             yield binary, binary.ptx
 
 
-def binary_order(binary: Binary) -> tuple[object, ...]:
+def binary_order(binary: Binary) -> tuple[Any, ...]:
     """Sorts the binaries of a manifest: by kernel, arch, variant."""
     arch = Arch.parse(binary.arch)
     return binary.kernel, arch, sort_key(binary.variant)
 
 
-def _check_binary(declaration: Declaration, binary: Binary, where: str) -> None:
+def _in_order(binaries: Sequence[Binary]) -> bool:
+    # Like `binary_order`, unless an integer meets a text: then this cannot be compared.
+    places = [(b.kernel, Arch.parse(b.arch), tuple(b.variant.values())) for b in binaries]
+    with contextlib.suppress(TypeError):
+        return all(map(operator.lt, places, places[1:]))
+    places = [binary_order(binary) for binary in binaries]
+    return all(map(operator.lt, places, places[1:]))
+
+
+def _sealed(content: Mapping[str, Any]) -> tuple[bytes, str]:
+    """The file for this content, and the digest in it: of all the bytes above its line.
+
+    JSON without spaces, but with line feeds that help people to compare two files: around each key,
+    and between the objects of a list.
+    """
+    return _with_digest(_above(content))
+
+
+def _above(content: Mapping[str, Any]) -> bytes:
+    parts: list[str] = []
+    for key, value in content.items():
+        text = canonical_text(value)
+        if text.startswith("[{"):
+            text = "[\n" + text[1:-1].replace("},{", "},\n{") + "\n]"
+        parts.append(f'"{key}":{text},\n')
+    return ("{\n" + "".join(parts)).encode("ascii")
+
+
+def _with_digest(above: bytes) -> tuple[bytes, str]:
+    digest = hashlib.sha256(above).hexdigest()
+    return above + f'"digest":"{digest}"\n}}\n'.encode("ascii"), digest
+
+
+def _known_above(content: Mapping[str, Any], data: bytes) -> bytes | None:
+    """`_above` of the content that was read from `data`, out of `data`: None where that is unsure.
+
+    Most of the time to check a manifest would go into writing its long lists again.
+    """
+    long = ("rules", "binaries")
+    start = _above({key: value for key, value in content.items() if key not in long})
+    if not data.startswith(start):
+        return None
+    at = len(start)
+    for key in long:
+        head, foot = f'"{key}":[\n'.encode(), b"\n],\n"
+        end = data.find(foot, at)
+        if end < 0 or not data.startswith(head, at):
+            return None
+        if not _is_plain(data[at + len(head) : end], content[key]):
+            return None
+        at = end + len(foot)
+    return data[:at]
+
+
+# In JSON without these there is one way to write a text and one to write an integer.
+_AMBIGUOUS = (b"\\", b"-", b" ", b"\t", b"\r", b"\x7f")
+
+
+def _is_plain(text: bytes, items: list[dict[str, Any]]) -> bool:
+    """Whether the text that these objects were read from can only be the canonical one.
+
+    They must have been decoded: alike, and without floats. False says nothing.
+    """
+    if not items or not text.isascii() or any(mark in text for mark in _AMBIGUOUS):
+        return False
+    breaks = text.count(b"},\n{")
+    if text.count(b"\n") != breaks or b"},{" in text:
+        return False
+    # A key that stands twice leaves one key fewer than there are colons after quotation marks.
+    inner = [key for key, value in items[0].items() if type(value) is dict]
+    keys = sum(map(len, items)) + sum(len(item[key]) for item in items for key in inner)
+    return text.count(b'":') == keys
+
+
+def _binary_problem(declaration: Declaration, binary: Binary) -> str | None:
     declaration.check_variant(binary.variant)
-    _require(
-        Arch.parse(binary.arch).number >= declaration.least_sm(binary.variant),
-        where,
-        "arch is below the variant's min_sm",
-    )
-    _require(binary.parameters == declaration.offsets, where, "parameters are not those declared")
-    _require(
-        binary.block == declaration.block_shape(binary.variant), where, "block is not as declared"
-    )
-    _require(
-        binary.shared_bytes == declaration.shared_memory(binary.variant),
-        where,
-        "shared_bytes is not as declared",
-    )
-    _require(
-        is_entry(binary.entry, binary.kernel, binary.variant),
-        where,
-        f"entry {binary.entry!r} is not named after {binary.label}",
-    )
-    _require(binary.cubin.isa is None and binary.ptx.isa is not None, where, "isa misplaced")
+    block, shared_bytes, least_sm = declaration.built_shape(binary.variant)
+    if Arch.parse(binary.arch).number < least_sm:
+        return "arch is below the variant's min_sm"
+    if binary.block != block:
+        return "block is not as declared"
+    if binary.shared_bytes != shared_bytes:
+        return "shared_bytes is not as declared"
+    if not is_entry(binary.entry, binary.kernel, binary.variant):
+        return f"entry {binary.entry!r} is not named after {binary.label}"
+    if binary.cubin.isa is not None or binary.ptx.isa is None:
+        return "isa misplaced"
+    return None
 
 
 def _require(condition: bool, where: str, problem: str) -> None:
     if not condition:
-        raise ManifestError(f"{FILE_NAME}: {where}: {problem}", remedy="rebuild the artifacts")
+        raise _contradiction(f"{where}: {problem}")
+
+
+def _contradiction(problem: str) -> ManifestError:
+    return ManifestError(f"{FILE_NAME}: {problem}", remedy="rebuild the artifacts")
 
 
 __all__ = [
@@ -268,6 +369,7 @@ __all__ = [
     "ChoiceValue",
     "Manifest",
     "Payload",
+    "Rule",
     "Selection",
     "Source",
     "binary_order",

@@ -6,8 +6,6 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from . import environment
 from .errors import StoreError
 
@@ -36,6 +34,8 @@ def cache_root() -> Path:
     chosen = environment.SONATA_AOT_CACHE_DIR.get()
     if chosen is not None:
         return chosen
+    import platformdirs  # not for whoever names a place: 2 ms
+
     try:
         return Path(platformdirs.user_cache_dir("sonata-aot", appauthor=False))
     except RuntimeError:  # neither HOME nor an entry in the user database

@@ -56,12 +56,12 @@ def require_trusted(directory: Path, *, only_above: bool = False) -> None:
     _check(current, current.lstat(), leaf=not only_above)
 
 
-def require_own(path: Path, status: os.stat_result) -> None:
+def require_own(path: Path | str, status: os.stat_result) -> None:
     """Check a file, as `require_trusted` checks a directory."""
     _check(path, status, leaf=True)
 
 
-def _check(path: Path, status: os.stat_result, *, leaf: bool) -> None:
+def _check(path: Path | str, status: os.stat_result, *, leaf: bool) -> None:
     allowed = {0, os.geteuid()}
     if status.st_uid not in allowed:
         raise UntrustedPath(

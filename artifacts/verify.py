@@ -12,13 +12,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .arch import Arch, cubin_min_cuda, dotted, ptx_min_cuda
-from .cubin import Cubin, KernelCode, read_cubin
+from .declaration import Declaration
 from .errors import SonataError
 from .files import locked
 from .manifest import FILE_NAME, OBJECTS, Binary
 from .store import ArtifactSet, open_artifacts
+
+if TYPE_CHECKING:
+    from .cubin import Cubin, KernelCode
 
 # Shared memory that a block may have, in bytes, by architecture (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability"), from 9.0 on with the 1 KB that the system
@@ -93,12 +97,14 @@ def _verify(directory: Path) -> list[Outcome]:
     return outcomes
 
 
-def check_cubin(binary: Binary, data: bytes) -> list[str]:
-    """What is wrong with a cubin, compared with its record; empty if nothing.
+def check_cubin(binary: Binary, declaration: Declaration, data: bytes) -> list[str]:
+    """What is wrong with a cubin, compared with its record and declaration; empty if nothing.
 
     Raises:
         IntegrityError: the bytes are no cubin at all.
     """
+    from .cubin import read_cubin  # the loader imports this module, and reads no machine code
+
     cubin = read_cubin(data)
     arch = Arch.parse(binary.arch)
     problems = []
@@ -111,7 +117,7 @@ def check_cubin(binary: Binary, data: bytes) -> list[str]:
     if code is None:
         found = ", ".join(kernel.entry for kernel in cubin.kernels) or "none"
         return [*problems, f"no entry {binary.entry!r} (entries: {found})"]
-    problems += _differences(binary, code)
+    problems += _differences(binary, declaration, code)
     least = cubin_min_cuda(arch, compiler_cuda_major(cubin))
     problems += _version_problem(binary.cubin.min_cuda, least)
     static = max(binary.static_shared_bytes, _SYSTEM_SHARED if arch.major >= 9 else 0)
@@ -160,10 +166,15 @@ def compiler_cuda_major(cubin: Cubin) -> int:
 
 
 def _problems(artifacts: ArtifactSet, binary: Binary) -> Iterator[Failed]:
-    checks = ((binary.cubin, check_cubin), (binary.ptx, check_ptx))
-    for payload, check in checks:
+    declaration = artifacts.manifest.declaration(binary.kernel)
+    assert declaration is not None  # a manifest does not parse without it
+    for payload in (binary.cubin, binary.ptx):
         try:
-            problems = check(binary, artifacts.read(payload))
+            data = artifacts.read(payload)
+            if payload is binary.cubin:
+                problems = check_cubin(binary, declaration, data)
+            else:
+                problems = check_ptx(binary, data)
         except SonataError as error:
             yield Failed(binary.label, error.what, error.remedy)
             continue
@@ -172,11 +183,11 @@ def _problems(artifacts: ArtifactSet, binary: Binary) -> Iterator[Failed]:
             yield Failed(subject, problem, "rebuild with `sonata-aot build`")
 
 
-def _differences(binary: Binary, code: KernelCode) -> list[str]:
-    problems = []
-    if code.parameters != binary.parameters:
+def _differences(binary: Binary, declaration: Declaration, code: KernelCode) -> list[str]:
+    problems, declared = [], declaration.offsets
+    if code.parameters != declared:
         problems.append(
-            f"parameter table {list(code.parameters)} is not the declared {list(binary.parameters)}"
+            f"parameter table {list(code.parameters)} is not the declared {list(declared)}"
         )
     if code.threads is not None and code.threads != binary.block:
         problems.append(f"block {code.threads} is not the declared {binary.block}")

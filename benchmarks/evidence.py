@@ -23,7 +23,10 @@ from .results import RESULTS, launcher_digest
 
 
 def current_binaries(vias: set[str]) -> dict[str, set[str]]:
-    """SHA-256 of every binary that today's sources compile to, by `via` (`sm86-ptx`)."""
+    """SHA-256 of every binary that is built by default from today's sources, by `via` (`sm86-ptx`).
+
+    Calls get no others, and records name what their calls ran.
+    """
     archs = plan.choose_archs(sorted({via.split("-")[0] for via in vias}))
     with tempfile.TemporaryDirectory() as folder:
         result = build(plan.choose_kernels(()), archs, out=Path(folder) / "artifacts")

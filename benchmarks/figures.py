@@ -1,4 +1,4 @@
-"""Writes the README's tables from the results files, so that no figure in it is typed by hand.
+"""Writes tables of README.md and docs/gemv.md from the results files: no figure is typed by hand.
 
 `python -m benchmarks.figures` rewrites the part between the markers; `--check` fails if that would
 change anything.
@@ -7,12 +7,21 @@ change anything.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .results import RESULTS, ROOT
+
+# Shapes below this do not enter a mean: their time is that of a launch.
+LARGE_BYTES = 16_000_000
+# From here on a GEMV can be held against reading alone.
+LONG_BYTES = 64_000_000
+_Groups = dict[str, list[dict[str, Any]]]
 
 _BEGIN = "<!-- figures: begin (python -m benchmarks.figures) -->"
 _END = "<!-- figures: end -->"
@@ -23,18 +32,62 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def gemv_table(results: dict[str, Any]) -> list[str]:
-    """Times and errors of ours and cuBLAS's, by case and binary."""
+    """For each architecture's code, times by shape and rows of x, with cuBLAS's time over ours."""
+    machine, ceiling = results["machine"], results["ceiling"]["gbps"]
+    lines = []
+    for via, records in _by(results["records"], lambda record: record["via"]).items():
+        counts = sorted({_case(record)["M"] for record in records}, key=int)
+        lines += [
+            f"GEMV in bf16 with constant weights, {via}, on one {machine['gpu']}, torch "
+            f"{machine['torch']}, read ceiling {ceiling:.0f} GB/s:",
+            "",
+            "| N x K | " + " | ".join(f"M = {m}" for m in counts) + " |",
+            "|---|" + "---|" * len(counts),
+        ]
+        shapes = _by(records, lambda record: f"{_case(record)['N']} x {_case(record)['K']}")
+        for shape, of_shape in shapes.items():
+            cells = {_case(record)["M"]: _cell(record) for record in of_shape}
+            lines.append(f"| {shape} | " + " | ".join(cells[m] for m in counts) + " |")
+        large = [record for record in records if record["bytes"] >= LARGE_BYTES]
+        means = [_mean_ratio([r for r in large if _case(r)["M"] == m]) for m in counts]
+        lines += ["| mean from 16 MB on | " + " | ".join(f"{m:.2f}x" for m in means) + " |", ""]
+    return lines[:-1]
+
+
+def _by(records: list[dict[str, Any]], key: Callable[[dict[str, Any]], str]) -> _Groups:
+    groups: _Groups = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def _case(record: dict[str, Any]) -> dict[str, str]:
+    return dict(part.split("=") for part in record["case"].split())
+
+
+def _cell(record: dict[str, Any]) -> str:
+    return f"{record['ours_us']:.2f} us {record['opponent_us'] / record['ours_us']:.2f}x"
+
+
+def _mean_ratio(records: list[dict[str, Any]]) -> float:
+    ratios = [record["opponent_us"] / record["ours_us"] for record in records]
+    return statistics.geometric_mean(ratios)
+
+
+def chain_table(results: dict[str, Any]) -> list[str]:
+    """A chain of dependent GEMVs against reading its weights at the ceiling, and cuBLAS."""
     lines = [
-        f"GEMV on one {results['machine']['gpu']}, torch {results['machine']['torch']}:",
+        f"68 dependent GEMVs (34 Mamba2 layers, batch 2) in one graph on one "
+        f"{results['machine']['gpu']}:",
         "",
-        "| case | code | ours | cuBLAS | ratio | error, ours / cuBLAS |",
+        "| code | bound | over the read ceiling | in order | plain calls | cuBLAS |",
         "|---|---|---|---|---|---|",
     ]
     for record in results["records"]:
-        ours, theirs = record["ours_us"], record["opponent_us"]
         lines.append(
-            f"| {record['case']} | {record['via']} | {ours:.2f} us | {theirs:.2f} us "
-            f"| {theirs / ours:.2f}x | {record['error']:.2e} / {record['opponent_error']:.2e} |"
+            f"| {record['via']} | {record['ours_us']:.1f} us | {record['over_ceiling']:.3f}x "
+            f"| {record['in_order_us']:.1f} us | {record['plain_us']:.1f} us "
+            f"| {record['opponent_us']:.1f} us |"
         )
     return lines
 
@@ -57,34 +110,102 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-_TABLES = {"gemv": gemv_table, "first_call": first_call_table}
+def share_of_read_table(results: dict[str, Any]) -> list[str]:
+    """Our rate over that of a read of as many bytes, for the shapes whose reading takes long."""
+    lines = [
+        f"Rate over that of a read of as many bytes in the same launch style, "
+        f"{results['machine']['gpu']}:",
+        "",
+    ]
+    large = [record for record in results["records"] if record["bytes"] >= LONG_BYTES]
+    counts = sorted({_case(record)["M"] for record in large}, key=int)
+    lines += ["| N x K | code | " + " | ".join(f"M = {m}" for m in counts) + " |"]
+    lines += ["|---|---|" + "---|" * len(counts)]
+    rows = _by(
+        large, lambda record: f"{_case(record)['N']} x {_case(record)['K']} | {record['via']}"
+    )
+    for name, records in rows.items():
+        shares = {_case(r)["M"]: f"{r['read_us'] / r['ours_us']:.1%}" for r in records}
+        lines.append(f"| {name} | " + " | ".join(shares[m] for m in counts) + " |")
+    return lines
 
 
-def render() -> str:
+def _against(
+    title: str, results: dict[str, Any], base: dict[str, Any], like: dict[str, str]
+) -> str:
+    """A line: the worst case of some results against bf16 without bias at a like number of rows."""
+
+    def key(record: dict[str, Any]) -> tuple[str, ...]:
+        case = _case(record)
+        return record["via"], like.get(case["M"], case["M"]), case["N"], case["K"]
+
+    times = {key(record): record["ours_us"] for record in base["records"]}
+    worst = max(results["records"], key=lambda record: record["ours_us"] / times[key(record)])
+    ratio = worst["ours_us"] / times[key(worst)]
+    return (
+        f"| {title} | {len(results['records'])} | {ratio:.3f}x | {worst['case']} {worst['via']} |"
+    )
+
+
+def cases_table(folder: Path) -> list[str]:
+    """How much slower other calls are at worst."""
+    base, rows = _load(folder / "gemv.json"), _load(folder / "gemv_rows.json")
+    next_power = {"3": "4", "5": "8", "6": "8", "7": "8"}
+    between = {"records": [r for r in rows["records"] if _case(r)["M"] in next_power]}
+    return [
+        f"Worst time over that of bf16 without bias, {base['machine']['gpu']}:",
+        "",
+        "| calls | cases | ratio | worst |",
+        "|---|---|---|---|",
+        _against("M = 3, 5, 6, 7 over M = 4, 8", between, rows, next_power),
+        _against("fp16", _load(folder / "gemv_f16.json"), base, {}),
+        _against("with a bias", _load(folder / "gemv_bias.json"), base, {}),
+    ]
+
+
+Table = Callable[[Path], list[str]]
+
+
+def _of(bench: str, table: Callable[[dict[str, Any]], list[str]]) -> Table:
+    return lambda folder: table(_load(folder / f"{bench}.json"))
+
+
+_DOCUMENTS: dict[str, list[Table]] = {
+    "README.md": [
+        _of("gemv", gemv_table),
+        _of("gemv_chain", chain_table),
+        _of("first_call", first_call_table),
+    ],
+    "docs/gemv.md": [_of("gemv", share_of_read_table), cases_table],
+}
+
+
+def render(tables: list[Table]) -> str:
     """Everything between the markers."""
     lines: list[str] = []
-    for gpu in sorted(RESULTS.glob("*/")):
-        for bench, table in _TABLES.items():
-            file = gpu / f"{bench}.json"
-            if file.exists():
-                lines += ["", *table(_load(file))]
+    for folder in sorted(RESULTS.glob("*/")):
+        for table in tables:
+            # What has not been measured on that GPU is left out.
+            with contextlib.suppress(FileNotFoundError):
+                lines += ["", *table(folder)]
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
-    """Rewrite the README, or check it."""
+    """Rewrite the documents, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.figures")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    wanted = f"{before}{_BEGIN}\n{render()}\n{_END}{after}"
-    if options.check and wanted != text:
-        sys.exit("README.md has other figures than the results: run python -m benchmarks.figures")
-    if not options.check:
-        readme.write_text(wanted, encoding="utf-8")
+    for name, tables in _DOCUMENTS.items():
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        before, _, rest = text.partition(_BEGIN)
+        _, _, after = rest.partition(_END)
+        wanted = f"{before}{_BEGIN}\n{render(tables)}\n{_END}{after}"
+        if options.check and wanted != text:
+            sys.exit(f"{name} has other figures than the results: run python -m benchmarks.figures")
+        if not options.check:
+            path.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,14 @@
-"""Results of GPU runs, tied to what was run: `benchmarks/results/<gpu>/<bench>.json`."""
+"""Results of GPU runs, tied to what was run: `benchmarks/results/<gpu>/<bench>.json`.
+
+    sonata-aot bench gemv --json gemv.json
+    python -m benchmarks.results gemv.json benchmarks/results/h200/gemv.json
+
+The second adds the digest of the launcher's sources, which an installed tool does not have.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections.abc import Sequence
@@ -9,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sonata_aot.aot.measure import gpu
 from sonata_aot.artifacts import open_artifacts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,33 +30,38 @@ def launcher_digest() -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def machine() -> dict[str, Any]:
-    """The GPU and the software that a result was measured with."""
-    import torch
-
-    from sonata_aot.loader import _native
-
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "gpu": properties.name,
-        "multiprocessors": properties.multi_processor_count,
-        "driver_cuda": _native.driver_state()["version"],
-        "torch": torch.__version__,
-    }
-
-
 def write(path: Path, records: Sequence[dict[str, Any]], artifacts: Path) -> None:
     """Write a results file; each record gets the launcher's digest.
 
     The commit is the one that the artifacts were built from.
     """
-    digest, source = launcher_digest(), open_artifacts(artifacts).manifest.source
+    source = open_artifacts(artifacts).manifest.source
     content = {
-        "machine": machine(),
+        "machine": gpu.machine().data(),
         "date": datetime.now(UTC).date().isoformat(),
         "commit": source.commit,
         "dirty": source.dirty,
-        "records": [{**record, "launcher": digest} for record in records],
+        "records": list(records),
     }
+    _write(path, content)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    digest = launcher_digest()
+    records = [{**record, "launcher": digest} for record in content["records"]]
+    content = {**content, "records": records}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Make a results file of what `sonata-aot bench` has just written from these sources."""
+    parser = argparse.ArgumentParser(description=main.__doc__, prog="python -m benchmarks.results")
+    parser.add_argument("measured", type=Path, help="what `sonata-aot bench ... --json` wrote")
+    parser.add_argument("results", type=Path, help="benchmarks/results/<gpu>/<bench>.json")
+    options = parser.parse_args()
+    _write(options.results, json.loads(options.measured.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,134 +1,106 @@
-"""The projections of a Zonos decode step: load, launch, check against float64, time beside cuBLAS.
+"""The projections of a decode step of a Mamba2-like stack: bound, captured, checked, timed.
 
-    sonata-aot build --arch sm86 --arch sm90
-    python -m examples.decode_gemv --json benchmarks/results/h200/gemv.json
+    sonata-aot build --arch sm90
+    python -m examples.decode_gemv
 
-Each shape runs from every architecture of the artifact directory that this GPU can run, older ones
-through their PTX.
+In each layer in_proj reads the state, and out_proj the first outputs of in_proj. Weights are bound
+once, as in a server that has loaded its model, and each names the one that comes after it. The
+step is a CUDA graph, beside the same step with `torch.nn.functional.linear`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
-from benchmarks import results, timing
 from sonata_aot import loader
-from sonata_aot.artifacts import open_artifacts
-from sonata_aot.artifacts.places import default_artifacts
+from sonata_aot.aot.measure import timing
 
-# N x K of out_proj, in_proj and fc1.
-SHAPES = ((2048, 4096), (8512, 2048), (16384, 2048))
-# M: one sequence, and one with classifier-free guidance.
-BATCHES = (1, 2)
-# Bytes of weights that are rotated through, well above the largest L2.
-ROTATION = 800_000_000
+# N x K.
+IN_PROJ, OUT_PROJ = (8512, 2048), (2048, 4096)
+# From x to y.
+Projection = Callable[[torch.Tensor], torch.Tensor]
+
+
+def step(projections: list[Projection], x: torch.Tensor) -> torch.Tensor:
+    """The state after all layers."""
+    for in_proj, out_proj in zip(projections[::2], projections[1::2], strict=True):
+        x = out_proj(in_proj(x)[:, : OUT_PROJ[1]])
+    return x
+
+
+def bind(kernels: loader.Kernels, weights: list[torch.Tensor]) -> list[Projection]:
+    """Each weight declared constant, with what the step reads after it."""
+    then = [*weights[1:], weights[0]]
+    return [
+        kernels.gemv.bind(weight, upcoming=upcoming)
+        for weight, upcoming in zip(weights, then, strict=True)
+    ]
+
+
+def through_torch(weights: list[torch.Tensor]) -> list[Projection]:
+    """The same with F.linear."""
+    return [lambda x, weight=weight: linear(x, weight) for weight in weights]
+
+
+def in_float64(weights: list[torch.Tensor]) -> list[Projection]:
+    """The same with no rounding to speak of."""
+    return [lambda x, weight=weight: linear(x.double(), weight.double()) for weight in weights]
 
 
 def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
-    """||y - reference|| / ||reference|| in float64; NaN where something was not written."""
+    """||y - reference|| / ||reference||."""
     return float((y.double() - reference).norm() / reference.norm())
 
 
-def measure(kernels: loader.Kernels, m: int, n: int, k: int) -> dict[str, Any]:
-    """Errors and times of one shape, ours and cuBLAS's."""
-    copies = max(2, ROTATION // (2 * n * k))
-    weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
-    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    reference = x.double() @ weights[0].double().T
-
-    def outputs() -> list[torch.Tensor]:
-        return [x.new_full((m, n), float("nan")) for _ in range(copies)]
-
-    ours, theirs = outputs(), outputs()
-
-    def our_call(i: int) -> Callable[[], object]:
-        return lambda: kernels.gemv(x, weights[i], out=ours[i])
-
-    def their_call(i: int) -> Callable[[], object]:
-        return lambda: torch.mm(x, weights[i].T, out=theirs[i])
-
-    graphs = [
-        timing.capture([our_call(i) for i in range(copies)]),
-        timing.capture([their_call(i) for i in range(copies)]),
-    ]
-    # Only the replays count: what the warm-up wrote is poisoned again.
-    for output in (*ours, *theirs):
-        output.fill_(float("nan"))
-    ours_us, theirs_us = timing.replay_us(graphs, copies)
-    for us in (ours_us, theirs_us):
-        timing.require_possible(2 * n * k, us)
-    for weight, y in zip(weights, ours, strict=True):
-        error = relative_error(y, x.double() @ weight.double().T)
-        assert error < 2**-8, f"a replay left something wrong: error {error}"
-    return {
-        "ours_us": round(ours_us, 3),
-        "opponent_us": round(theirs_us, 3),
-        "error": relative_error(ours[0], reference),
-        "opponent_error": relative_error(theirs[0], reference),
-    }
-
-
-def records(directory: Path) -> list[dict[str, Any]]:
-    """One record for each architecture, shape and batch."""
-    manifest = open_artifacts(directory).manifest
-    found = []
-    for arch in sorted({binary.arch for binary in manifest.binaries}):
-        try:
-            kernels = loader.load(directory, arch=arch, allow_ptx=True)
-        except loader.SonataError as error:
-            print(f"{arch}: {error}")
-            continue
-        device = kernels.info()["devices"][torch.cuda.current_device()]
-        binaries = [binary for binary in device["binaries"] if binary["kernel"] == "gemv"]
-        for n, k in SHAPES:
-            for m in BATCHES:
-                used = [b["sha256"] for b in binaries if f"m={m}," in b["variant"] + ","]
-                record = {
-                    "case": f"M={m} N={n} K={k} dtype=bf16",
-                    "opponent": "cublas",
-                    "via": f"{arch}-{device['form']}",
-                    **measure(kernels, m, n, k),
-                    "binaries": used,
-                }
-                found.append(record)
-                print(row(record, n * k * 2), flush=True)
-    return found
-
-
-def row(record: dict[str, Any], weight_bytes: int) -> str:
-    """A line of the printed table."""
-    ours, theirs = record["ours_us"], record["opponent_us"]
-    return (
-        f"{record['case']:30}  {record['via']:11}  ours {ours:7.2f} us  cuBLAS {theirs:7.2f} us  "
-        f"{theirs / ours:5.2f}x  {weight_bytes / ours / 1e3:5.0f} GB/s  "
-        f"error {record['error']:.2e} / {record['opponent_error']:.2e}"
-    )
+def each_alone(projections: list[Projection], x: torch.Tensor) -> torch.Tensor:
+    """All of them on one x; the first one's result."""
+    return [projection(x) for projection in projections][0]  # noqa: RUF015 - all are to run
 
 
 def main() -> None:
-    """Run every shape; exit 1 if an error is not that of bf16 rounding."""
+    """Print a table; exit 1 if anything is less exact than F.linear."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m examples.decode_gemv")
     parser.add_argument("directory", type=Path, nargs="?", default=None, help="artifacts")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--layers", type=int, default=34)
+    parser.add_argument("--batch", type=int, default=2, help="rows of x: sequences, 1 to 8")
     options = parser.parse_args()
-    torch.seed()  # fresh data every run
-    directory = options.directory or default_artifacts()
-    found = records(directory)
-    if options.json:
-        results.write(options.json, found, directory)
-    # Both round once to bf16, which is at most 2**-8 of each element; NaN is no good either.
-    wrong = [
-        record["case"]
-        for record in found
-        if not record["error"] <= min(2**-8, 1.05 * record["opponent_error"])
+
+    kernels = loader.load(options.directory, allow_ptx=True)
+    weights = [
+        torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
+        for _ in range(options.layers)
+        for n, k in (IN_PROJ, OUT_PROJ)
     ]
-    if wrong or not found:
-        raise SystemExit(f"wrong results: {wrong}" if found else "nothing here runs on this GPU")
+    print(f"{kernels}, batch {options.batch}, bf16; errors against float64")
+    print(f"{'':24}{'ours':>10}{'F.linear':>10}{'ratio':>8}{'error, ours / F.linear':>26}")
+    wrong = []
+    # What is run, over which weights, and how much may chance make of the errors' ratio: those of a
+    # whole step are sums over its layers.
+    for name, run, used, tolerance in (
+        ("in_proj", each_alone, weights[::2], 1.05),
+        ("out_proj", each_alone, weights[1::2], 1.05),
+        ("step", step, weights, 1.5),
+    ):
+        x = torch.randn(options.batch, used[0].shape[1], device="cuda", dtype=torch.bfloat16)
+        ours, theirs = partial(run, bind(kernels, used), x), partial(run, through_torch(used), x)
+        times = timing.replay_us([timing.capture([work]) for work in (ours, theirs)], 1)
+        reference = run(in_float64(used if run is step else used[:1]), x)
+        errors = relative_error(ours(), reference), relative_error(theirs(), reference)
+        label = f"{name}, {len(used)} launches"
+        print(
+            f"{label:24}{times[0]:7.1f} us{times[1]:7.1f} us{times[1] / times[0]:7.2f}x"
+            f"{errors[0]:14.2e} / {errors[1]:.2e}"
+        )
+        if not errors[0] <= tolerance * errors[1]:  # NaN is wrong, too
+            wrong.append(name)
+    if wrong:
+        raise SystemExit(f"less exact than F.linear: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

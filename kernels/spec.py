@@ -13,7 +13,7 @@ __all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "produ
 class KernelSpec:
     """A declaration, its variants, and where the device code is.
 
-    Without `default` the kernel is built only where it is asked for by name.
+    Without `default` the kernel is built only where it is asked for, by name or with `--all`.
 
     `device` is `package.module:function`, a module-level `@cute.kernel` whose positional parameters
     are the declaration's, in order (`cute.Pointer`, `Int32`, `Int64`, `Float32`), and whose
@@ -37,6 +37,7 @@ class KernelSpec:
             self.declaration.shared_memory(variant)
             self.declaration.least_sm(variant)
             self.declaration.is_programmatic(variant)
+            self.declaration.budget.floors_of(variant)
 
     @property
     def name(self) -> str:

@@ -3,9 +3,17 @@
 Importing this needs neither torch nor a driver; `load` needs both.
 """
 
+import importlib
+import sys
+
 from ..artifacts import __version__
 from ..artifacts.errors import SonataError
+from .default import linear
 from .kernels import Kernels
 from .load import load
 
-__all__ = ["Kernels", "SonataError", "__version__", "load"]
+if sys.modules.get("torch") is not None:
+    # What needs torch is imported with this package, and not by the first `load`.
+    importlib.import_module(".fallback", __name__)
+
+__all__ = ["Kernels", "SonataError", "__version__", "linear", "load"]

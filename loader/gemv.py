@@ -2,64 +2,81 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from ..artifacts.errors import ArgumentError, ManifestError, VariantMissing
-from . import runtime
-from .library import Loaded, Table
+from torch import Tensor
+from torch.autograd.graph import increment_version
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..artifacts.errors import VariantMissing
+from ..artifacts.manifest import Binary
+from . import runtime, tensors
+from .bound import BoundGemv
+from .gemv_plan import MOST_ROWS, Plan, Planner
+from .tensors import DTYPES, LARGEST, LINEAR, fail
 
-# Elements in the 16 bytes that the kernel reads at once.
+# Elements in the 16 bytes that the fast path reads at once.
 _VECTOR = 8
 _ALIGNMENT = 16
-_LARGEST = 2**31 - 1
-# What `__call__` passes, in order; the artifacts must have been built for it.
-_PARAMETERS = (
-    ("x", "pointer"),
-    ("weight", "pointer"),
-    ("out", "pointer"),
-    ("n", "i32"),
-    ("k", "i32"),
-    ("x_stride", "i64"),
-    ("weight_stride", "i64"),
-    ("out_stride", "i64"),
-)
-_SELECTORS = ("dtype", "m")
-_LINEAR = "use torch.nn.functional.linear"
+
+
+class Weight(NamedTuple):
+    """What a launch needs of a weight and its bias that have been checked."""
+
+    n: int
+    k: int
+    dtype: str
+    device: int
+    address: int
+    stride: int
+    bias: int
+
+
+class Operands(NamedTuple):
+    """What a launch needs of inputs that have been checked.
+
+    `layout` is `aligned`, `wide` (only x is not aligned) or `any`.
+    """
+
+    rows: int
+    address: int
+    stride: int
+    weight: Weight
+    layout: str
 
 
 class Gemv:
-    """y = x W^T for decode batches; see `__call__`."""
+    """y = x W^T + bias for decode batches; see `__call__`."""
 
-    def __init__(self, table: Table) -> None:
-        """Look up variants in a kernel's table.
+    def __init__(self, planner: Planner) -> None:
+        """Launch what `planner` finds."""
+        self._planner = planner
+        self._devices = frozenset(planner.devices)
 
-        Raises:
-            ManifestError: the artifacts' gemv takes other arguments than this loader passes.
-        """
-        declaration = table.declaration
-        found = tuple((p.name, p.kind) for p in declaration.parameters), declaration.selectors
-        if found != (_PARAMETERS, _SELECTORS):
-            raise ManifestError(
-                "the artifacts' gemv has other parameters than this loader passes",
-                remedy="rebuild the artifacts with this version of sonata-aot",
-            )
-        self._table = table
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+        *,
+        batch_invariant: bool = False,
+    ) -> Tensor:
+        """Launch out = x @ weight.T + bias on torch's current stream of the tensors' device.
 
-    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        """Launch out = x @ weight.T on torch's current stream of the tensors' device.
-
-        Sums in fp32 and rounds once. Never synchronises; can be captured in a CUDA graph.
+        Sums in fp32 and rounds once. Never synchronises; can be captured in a CUDA graph. Fastest
+        where K is a multiple of 8 and the rows of x and weight start 16-byte aligned.
 
         Args:
-            x: (M, K) bfloat16, M a number of rows that was built (1 and 2 by default), K a multiple
-                of 8. Rows are contiguous and start 16-byte aligned: the row stride is a multiple of
-                8 elements.
+            x: (M, K) bfloat16 or float16, M from 1 to 8. The elements of a row lie side by side;
+                rows have any stride.
             weight: (N, K), the layout of `torch.nn.Linear.weight`; dtype and rows as for x.
+            bias: (N,) of the same dtype, contiguous.
             out: (M, N) of the same dtype, rows contiguous, any row stride; allocated if None. Must
-                not overlap x or weight.
+                not overlap the others.
+            batch_invariant: Make a row of the result independent of M and of the other rows of x,
+                bit for bit, among calls with the same weight, bias and alignment of rows. Without
+                it M decides the order of the sums. Costs what M = 8 costs.
 
         Returns:
             out.
@@ -67,139 +84,198 @@ class Gemv:
         Raises:
             ArgumentError: an argument breaks one of these conditions, is on another device than the
                 others or one that `load` was not given, or requires grad.
-            VariantMissing: no binary for this dtype and M.
+            VariantMissing: no binary for this dtype.
             DriverError: the driver refused the launch, or an earlier one had failed.
         """
-        m, n, k, loaded, device = self._check(x, weight)
-        if out is None:
-            out = x.new_empty((m, n))
-        else:
-            _check_out(out, x, weight, m, n)
-        loaded.launch(
-            runtime.current_stream(device),
-            x.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            n,
-            k,
-            x.stride(0),
-            weight.stride(0),
-            out.stride(0),
-        )
-        return out
+        operands = self.check(x, weight, bias)
+        plan = self.plan(operands, constant=False, batch_invariant=batch_invariant)
+        return run(plan, operands, x, weight, bias, out)
 
-    def _check(self, x: Tensor, weight: Tensor) -> tuple[int, int, int, Loaded, int]:
-        _check_tensor("x", x)
-        _check_tensor("weight", weight)
-        (m, k), (n, weight_k) = x.shape, weight.shape
-        if weight_k != k:
-            _fail(
-                f"weight has shape {(n, weight_k)}, x {(m, k)}",
+    def bind(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        upcoming: Tensor | None = None,
+        batch_invariant: bool = False,
+    ) -> BoundGemv:
+        """A GEMV with a weight that is declared constant: `bound(x, out=None)`.
+
+        From sm90 on such a GEMV starts while the kernel before it in the stream still runs, and
+        reads its first weights then (programmatic dependent launch). The first launch on a stream
+        is an ordinary one, as the stream may still be writing the weight; so launch once before
+        capturing a graph, in which all are ordinary otherwise. It is over with the first
+        change of the weight by torch, such as an in-place operation or `load_state_dict`: launches
+        after that wait, with equal results, until the weight is bound anew. What torch does not see
+        breaks the declaration: writes through `weight.data`, by a replayed CUDA graph, or by other
+        libraries. An inference tensor, whose changes torch does not count, is not taken as
+        constant.
+
+        Args:
+            weight: (N, K), as for a call.
+            bias: (N,), as for a call; it may change.
+            upcoming: What the next GEMV of the stream reads, its weight: while this one ends, the
+                first part of that is fetched into the L2. A hint; results do not depend on it.
+            batch_invariant: As for a call.
+
+        Raises:
+            ArgumentError: an argument breaks the conditions of a call.
+        """
+        return BoundGemv(self, weight, bias, upcoming, batch_invariant=batch_invariant)
+
+    def binary(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        constant: bool = False,
+        batch_invariant: bool = False,
+    ) -> Binary:
+        """The binary that such a call runs; `constant` as if `weight` were bound.
+
+        Raises:
+            ArgumentError, VariantMissing: as for the call.
+        """
+        operands = self.check(x, weight, bias)
+        plan = self.plan(operands, constant=constant, batch_invariant=batch_invariant)
+        return plan.loaded.binary
+
+    def using(
+        self, variant: Mapping[str, int | str], launch: Mapping[str, int], *, constant: bool = False
+    ) -> Callable[..., Tensor]:
+        """A call that runs one very variant, for measuring: `call(x, weight, bias=None, out=None)`.
+
+        `variant` has a value for each choice of the kernel `gemv`, and `launch` is what rules call
+        so. With `constant` the weight is taken as constant, without a check.
+        """
+        plans: dict[tuple[int, int, int], Plan] = {}
+
+        def call(
+            x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+        ) -> Tensor:
+            operands = self.check(x, weight, bias)
+            n, k, dtype, device, *_ = operands.weight
+            plan = plans.get((device, n, k))
+            if plan is None:
+                plan = self._planner.exact(device, dict(variant), launch, n, k, constant)
+                plans[device, n, k] = plan
+            if dtype != variant["dtype"] or operands.rows > int(variant["m"]):
+                fail(
+                    f"x is {x.dtype} with {operands.rows} rows, not for {dict(variant)}",
+                    "pass others",
+                )
+            if operands.layout != "aligned":
+                fail("rows are not aligned", "pass rows that start 16-byte aligned")
+            return run(plan, operands, x, weight, bias, out)
+
+        return call
+
+    def check(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Operands:
+        """What a launch needs of inputs that fit together.
+
+        Raises:
+            ArgumentError: they do not.
+            VariantMissing: there is no kernel for their dtype.
+        """
+        address = tensors.check_dense("x", x, 2, "(M, K)")
+        checked = self.check_weight(weight, bias)
+        n, k = checked.n, checked.k
+        rows, x_k = x.shape
+        if k != x_k:
+            fail(
+                f"weight has shape {(n, k)}, x {(rows, x_k)}",
                 "pass x as (M, K) and weight as (N, K) with one K",
             )
-        if weight.dtype != x.dtype:
-            _fail(f"weight is {weight.dtype}, x {x.dtype}", "convert one of them")
-        if not 1 <= n <= _LARGEST or not 1 <= k <= _LARGEST or k % _VECTOR:
-            _fail(
-                f"N = {n}, K = {k}",
-                f"pass N from 1 and K from {_VECTOR} to 2**31 - 1, K a multiple of {_VECTOR}; "
-                f"or {_LINEAR}",
-            )
-        if x.device != weight.device:
-            _fail(f"weight is on {weight.device}, x on {x.device}", "move one of them")
-        device = x.device.index
-        dtype = runtime.DTYPE_NAMES.get(str(x.dtype), str(x.dtype))
-        loaded = self._table.get(device, dtype, m)
-        if loaded is None:
-            self._missing(x, device, dtype, m)
-        _check_rows("x", x, m)
-        _check_rows("weight", weight, n)
-        return m, n, k, loaded, device
+        tensors.check_like("weight", weight, "x", x)
+        if not 1 <= rows <= MOST_ROWS:
+            fail(f"x has {rows} rows", f"pass 1 to {MOST_ROWS}, or {LINEAR}")
+        stride = tensors.row_stride("x", x)
+        # The stride of a single row means nothing.
+        if k % _VECTOR or checked.address % _ALIGNMENT or (n > 1 and checked.stride % _VECTOR):
+            layout = "any"
+        elif address % _ALIGNMENT or (rows > 1 and stride % _VECTOR):
+            layout = "wide"
+        else:
+            layout = "aligned"
+        return Operands(rows, address, stride, checked, layout)
 
-    def _missing(self, x: Tensor, device: int, dtype: str, m: int) -> NoReturn:
-        there = sorted(self._table.all(), key=str)
-        devices = sorted({key[0] for key in there}, key=str)
-        if device not in devices:
-            _fail(
-                f"x is on cuda:{device}, and kernels were loaded on {devices}",
+    def check_weight(self, weight: Tensor, bias: Tensor | None) -> Weight:
+        """What a launch needs of a weight, and of a bias that fits it.
+
+        Raises:
+            ArgumentError: they are something else.
+            VariantMissing: there is no kernel for their dtype.
+        """
+        address = tensors.check_dense("weight", weight, 2, "(N, K)")
+        n, k = weight.shape
+        if not 1 <= n <= LARGEST or not 1 <= k <= LARGEST:
+            fail(f"N = {n}, K = {k}", f"pass N and K from 1 to 2**31 - 1, or {LINEAR}")
+        stride = tensors.row_stride("weight", weight)
+        device = weight.get_device()
+        if device not in self._devices:
+            fail(
+                f"weight is on {weight.device}, and kernels were loaded on {sorted(self._devices)}",
                 f"load them there too: load(devices=[..., {device}])",
             )
-        known = ", ".join(f"{key[1]} M={key[2]}" for key in there if key[0] == device)
-        raise VariantMissing(
-            f"gemv: x is {x.dtype} with {m} rows; loaded are {known}",
-            remedy=f"{_LINEAR} for other dtypes and sizes",
-        )
+        dtype = DTYPES.get(weight.dtype)
+        if dtype is None:
+            raise VariantMissing(
+                f"gemv: weight is {weight.dtype}, and kernels are for bfloat16 and float16",
+                remedy=f"{LINEAR} for other dtypes",
+            )
+        bias_address = 0
+        if bias is not None:
+            bias_address = tensors.check_dense("bias", bias, 1, "(N,)")
+            if bias.shape[0] != n:
+                fail(f"bias has {bias.shape[0]} elements, weight {n} rows", "pass one for each row")
+            tensors.check_like("bias", bias, "weight", weight)
+            tensors.row_stride("bias", bias)
+        return Weight(n, k, dtype, device, address, stride, bias_address)
+
+    def plan(self, operands: Operands, *, constant: bool, batch_invariant: bool) -> Plan:
+        """The binary and launch of a checked call.
+
+        Raises:
+            VariantMissing: there is none.
+        """
+        rows, _, _, (n, k, dtype, device, *_), layout = operands
+        most = MOST_ROWS if batch_invariant else rows
+        return self._planner.find(device, dtype, most, n, k, layout, constant)
 
 
-def _check_tensor(name: str, tensor: Tensor) -> None:
-    import torch
+def run(
+    plan: Plan,
+    operands: Operands,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None,
+    upcoming: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """Launch a plan on checked inputs; allocates `out` if None.
 
-    if not isinstance(tensor, torch.Tensor):
-        _fail(f"{name} is a {type(tensor).__name__}", "pass a torch.Tensor")
-    if tensor.dim() != 2:
-        _fail(f"{name} has {tensor.dim()} dimensions", "pass 2: x (M, K), weight (N, K)")
-    if tensor.device.type != "cuda" or tensor.layout != torch.strided:
-        _fail(
-            f"{name} is {tensor.layout} on {tensor.device}", "pass a dense tensor on a CUDA device"
-        )
-    if tensor.data_ptr() == 0 and tensor.numel():
-        _fail(f"{name} has no memory: a fake tensor, or freed storage", "pass a real tensor")
-    if tensor.is_neg():
-        _fail(f"{name} is a negated view", f"pass {name}.resolve_neg()")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        _fail(
-            f"{name} requires grad, and gemv has no backward",
-            f"call it under torch.inference_mode() or torch.no_grad(), or {_LINEAR}",
-        )
-
-
-def _check_rows(name: str, tensor: Tensor, rows: int) -> None:
-    """Rows contiguous, and each of them 16-byte aligned."""
-    row, column = tensor.stride()
-    if column != 1 and tensor.shape[1] > 1:
-        _fail(
-            f"{name} has strides {(row, column)}: its rows are not contiguous",
-            f"pass {name}.contiguous()",
-        )
-    if tensor.data_ptr() % _ALIGNMENT or (rows > 1 and row % _VECTOR):
-        _fail(
-            f"{name} has row stride {row} and starts {tensor.data_ptr() % _ALIGNMENT} bytes past "
-            f"a multiple of {_ALIGNMENT}",
-            f"pass rows that start {_ALIGNMENT}-byte aligned ({name}.clone() does), or {_LINEAR}",
-        )
-
-
-def _check_out(out: Tensor, x: Tensor, weight: Tensor, m: int, n: int) -> None:
-    _check_tensor("out", out)
-    if tuple(out.shape) != (m, n) or out.dtype != x.dtype or out.device != x.device:
-        _fail(
-            f"out is {tuple(out.shape)} {out.dtype} on {out.device}",
-            f"pass {(m, n)} {x.dtype} on {x.device}, or leave it out",
-        )
-    if out.data_ptr() % out.element_size():
-        _fail("out starts between two elements", "pass an aligned tensor, or leave it out")
-    row, column = out.stride()
-    if (column != 1 and n > 1) or (m > 1 and row < n):
-        _fail(
-            f"out has strides {(row, column)}: its rows are not contiguous, or overlap",
-            "pass a tensor of torch.empty, or leave it out",
-        )
-    for name, other in (("x", x), ("weight", weight)):
-        if _first(out) < _end(other) and _first(other) < _end(out):
-            _fail(f"out overlaps {name} in memory", "pass memory of its own, or leave it out")
-
-
-def _first(tensor: Tensor) -> int:
-    return tensor.data_ptr()
-
-
-def _end(tensor: Tensor) -> int:
-    """Address just past the last element; strides are not negative in torch."""
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    Raises:
+        ArgumentError: `out` cannot be written to.
+        DriverError: the driver refused the launch, or an earlier one had failed.
+    """
+    rows, address, stride, (n, k, _, device, weight_address, weight_stride, bias_address), _ = (
+        operands
     )
-    return tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _fail(what: str, remedy: str) -> NoReturn:
-    raise ArgumentError(f"gemv: {what}", remedy=remedy)
+    result = x.new_empty((rows, n)) if out is None else out
+    if out is not None:
+        tensors.check_out(out, rows, n, x, x=x, weight=weight, bias=bias)
+    result_address = result.data_ptr()
+    if result_address == 0:  # a mode of torch that makes fake tensors is on
+        fail("out has no memory: a fake tensor", "leave the mode, or use real tensors")
+    plan.launch(
+        runtime.current_stream(device),
+        (address, weight_address, bias_address, result_address),
+        (n, k, rows),
+        (stride, weight_stride, result.stride()[0]),
+        upcoming,
+    )
+    if out is not None:
+        # As torch's own operations count a write: for autograd, and for a weight that is bound.
+        increment_version(out)
+    return result

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..artifacts.choose import Choice
 from ..artifacts.errors import VariantMissing
 from ..artifacts.store import ArtifactSet
-from .gemv import Gemv
 from .library import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .gemv import Gemv
 
 
 class Kernels:
@@ -20,16 +24,27 @@ class Kernels:
         artifacts: ArtifactSet,
         choices: Mapping[int, Choice],
         tables: Mapping[str, Table],
+        multiprocessors: Mapping[int, int],
     ) -> None:
-        """`choices` say what each device got; `tables` hold what was loaded, by kernel."""
+        """`choices` and `multiprocessors` are by device, `tables` of what was loaded by kernel."""
         self._artifacts = artifacts
         self._choices = dict(choices)
         self._tables = dict(tables)
-        self._gemv = Gemv(tables["gemv"]) if "gemv" in tables else None
+        # These need torch, which `load` asks for and this package's import does not.
+        from .fallback import choose_linear
+        from .gemv import Gemv
+        from .gemv_plan import Planner
+
+        self._choose_linear = choose_linear
+        self._devices = frozenset(choices)
+        self._gemv: Gemv | None = None
+        if "gemv" in tables or "gemv_any" in tables:
+            planner = Planner(tables.get("gemv"), tables.get("gemv_any"), multiprocessors)
+            self._gemv = Gemv(planner)
 
     @property
     def gemv(self) -> Gemv:
-        """The skinny GEMV: `kernels.gemv(x, weight, out=None)`.
+        """The skinny GEMV: `kernels.gemv(x, weight, bias=None, out=None)`, and `.bind(weight)`.
 
         Raises:
             VariantMissing: the artifacts were built without it.
@@ -40,6 +55,39 @@ class Kernels:
                 remedy="build again without --kernel, or with --kernel gemv among others",
             )
         return self._gemv
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """X @ weight.T + bias, by the GEMV where it applies and F.linear elsewhere.
+
+        The GEMV takes up to 8 rows of x in all, in bfloat16 or float16, on a device that kernels
+        were loaded on, where no gradient is asked for, autocast is off and nothing is compiled.
+
+        Args:
+            x: (..., K).
+            weight: (N, K).
+            bias: (N,).
+
+        Returns:
+            (..., N).
+
+        Raises:
+            VariantMissing: the artifacts lack a binary that the GEMV would need.
+            DriverError: the driver refused the launch, or an earlier one had failed.
+        """
+        return self._choose_linear(self._gemv, self._devices, x, weight, bias)
+
+    def table(self, kernel: str) -> Table:
+        """What was loaded of a kernel, for launching it oneself.
+
+        Raises:
+            VariantMissing: the artifacts were built without it.
+        """
+        if kernel not in self._tables:
+            raise VariantMissing(
+                f"no kernel {kernel!r} in {self._artifacts.directory}",
+                remedy=f"build with --kernel {kernel} among others",
+            )
+        return self._tables[kernel]
 
     def info(self) -> dict[str, Any]:
         """Directory, manifest digest, and per device what was chosen, why, and each binary."""

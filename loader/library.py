@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..artifacts.declaration import Declaration
 from ..artifacts.errors import ArgumentError, ManifestError
 from ..artifacts.manifest import Binary, Form
+from ..artifacts.rules import Rule, first_match
 from .log import logger
 
 if TYPE_CHECKING:
@@ -44,13 +45,9 @@ class Loaded:
         self._form: Form = form
         self._device = device
         self._kernel: Kernel | None = None
-        self._pack = declaration.block_layout.pack
+        self._pack = declaration.pack
         self._waits_by_itself = declaration.is_programmatic(binary.variant)
-        self._scalars = tuple(
-            (index, parameter.name)
-            for index, parameter in enumerate(declaration.parameters)
-            if parameter.kind in ("i32", "i64")
-        )
+        self._scalars = declaration.integers
 
     def kernel(self) -> Kernel:
         """The driver's kernel, loaded at the first call.
@@ -73,18 +70,47 @@ class Loaded:
             ArgumentError: a value does not fit its parameter, or gives an empty or too large grid.
             DriverError: the driver refused the launch, or an earlier one had failed.
         """
+        if len(arguments) != len(self._declaration.parameters):
+            raise self._misfit(arguments, f"{len(self._declaration.parameters)} are expected")
+        grid = self.grid({name: int(arguments[index]) for index, name in self._scalars})
+        self.enqueue(stream, grid, arguments, programmatic=programmatic)
+
+    def grid(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+        """Blocks of a launch, given the integer parameters that the declaration's grid uses.
+
+        Raises:
+            ArgumentError: an empty or too large grid.
+        """
+        return self._declaration.grid_shape(self.binary.variant, sizes)
+
+    def enqueue(
+        self,
+        stream: int,
+        grid: tuple[int, int, int],
+        arguments: Sequence[int | float],
+        *,
+        programmatic: bool = False,
+    ) -> None:
+        """As `launch`, with a grid that is known already.
+
+        Raises:
+            ArgumentError: a value does not fit its parameter.
+            DriverError: the driver refused the launch, or an earlier one had failed.
+        """
         kernel = self._kernel or self.kernel()
         try:
             block = self._pack(*arguments)
         except Exception as error:  # struct.error is made anew for each struct module
-            raise ArgumentError(
-                f"{self.binary.label}: arguments {arguments} do not fit the parameters: {error}",
-                remedy="pass sizes and strides within the kernel's integer types",
-            ) from None
-        sizes = {name: int(arguments[index]) for index, name in self._scalars}
-        grid = self._declaration.grid_shape(self.binary.variant, sizes)
+            raise self._misfit(arguments, str(error)) from None
         kernel.launch(
             grid, self.binary.block, stream, block, programmatic and self._waits_by_itself
+        )
+
+    def _misfit(self, arguments: Sequence[int | float], problem: str) -> ArgumentError:
+        return ArgumentError(
+            f"{self.binary.label}: arguments {tuple(arguments)} do not fit the parameters: "
+            f"{problem}",
+            remedy="pass sizes and strides within the kernel's integer types",
         )
 
     def _load(self) -> Kernel:
@@ -113,6 +139,7 @@ class Table:
         """Start empty."""
         self.declaration = declaration
         self._binaries: dict[tuple[object, ...], Loaded] = {}
+        self._rules: dict[int, tuple[Rule, ...]] = {}
 
     def add(self, device: int, loaded: Loaded) -> None:
         """Enter a binary under its device and the values of its selectors.
@@ -120,8 +147,8 @@ class Table:
         Raises:
             ManifestError: another one has the same.
         """
-        selectors = (loaded.binary.variant[name] for name in self.declaration.selectors)
-        key = (device, *selectors)
+        variant = loaded.binary.variant
+        key = (device, *[variant[name] for name in self.declaration.selectors])
         if key in self._binaries:
             raise ManifestError(
                 f"{loaded.binary.label} and {self._binaries[key].binary.label} have the same "
@@ -129,6 +156,24 @@ class Table:
                 remedy="rebuild the artifacts with this version",
             )
         self._binaries[key] = loaded
+
+    def add_rules(self, device: int, rules: Sequence[Rule]) -> None:
+        """Enter the rules of the architecture that a device got."""
+        self._rules[device] = tuple(rules)
+
+    def select(
+        self, device: int, when: Mapping[str, int], sizes: Mapping[str, int], **call: str | int
+    ) -> tuple[Loaded, Mapping[str, int]] | None:
+        """The binary that the rules name, and how it is launched; None if they have no such case.
+
+        `call` has the choices that the rules leave open, such as the dtype.
+        """
+        rule = first_match(self._rules.get(device, ()), when, sizes)
+        if rule is None:
+            return None
+        variant = {**call, **rule.variant}
+        loaded = self.get(device, *(variant.get(name, "") for name in self.declaration.selectors))
+        return None if loaded is None else (loaded, rule.launch)
 
     def get(self, device: int, *selectors: str | int) -> Loaded | None:
         """The binary for a device and these selectors' values, in the declaration's order."""

@@ -21,6 +21,7 @@ from ..artifacts.errors import (
 )
 from ..artifacts.places import Place, search
 from ..artifacts.store import ArtifactSet, open_artifacts
+from .default import set_default
 from .kernels import Kernels
 from .library import Loaded, Table
 from .log import configure, logger
@@ -40,6 +41,7 @@ class Device:
     index: int
     name: str
     capability: tuple[int, int]
+    multiprocessors: int
 
 
 def load(
@@ -90,6 +92,9 @@ def load(
                 f"preload: no kernel {name!r} in {artifacts.directory}",
                 remedy="use one of " + " ".join(tables),
             )
+    for device, choice in choices.items():
+        for name, table in tables.items():
+            table.add_rules(device.index, artifacts.manifest.rules_for(name, choice.arch))
     for loaded, device in binaries:
         tables[loaded.binary.kernel].add(device.index, loaded)
         form = choices[device].form
@@ -101,7 +106,14 @@ def load(
             "device %d (%s): %s %s from %s, ready in %.1f ms",
             *(device.index, device.name, choice.arch, choice.form, artifacts.directory, took),
         )
-    return Kernels(artifacts, {device.index: choice for device, choice in choices.items()}, tables)
+    kernels = Kernels(
+        artifacts,
+        {device.index: choice for device, choice in choices.items()},
+        tables,
+        {device.index: device.multiprocessors for device in choices},
+    )
+    set_default(kernels)
+    return kernels
 
 
 def _names(preload: Iterable[str]) -> frozenset[str]:
@@ -146,7 +158,12 @@ def _devices(indices: tuple[int, ...]) -> tuple[list[Device], tuple[int, int]]:
                 remedy="pass another number in devices=, or check CUDA_VISIBLE_DEVICES",
             )
     chosen = [
-        Device(index, present[index]["name"], (present[index]["major"], present[index]["minor"]))
+        Device(
+            index,
+            present[index]["name"],
+            (present[index]["major"], present[index]["minor"]),
+            present[index]["multiprocessors"],
+        )
         for index in indices
     ]
     return chosen, cuda_version(version)

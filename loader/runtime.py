@@ -11,16 +11,6 @@ from ..artifacts.errors import ArgumentError, DriverUnavailable, MissingDependen
 if TYPE_CHECKING:
     import torch
 
-# torch's dtypes as declarations name them.
-DTYPE_NAMES = {
-    "torch.bfloat16": "bf16",
-    "torch.float16": "f16",
-    "torch.float32": "f32",
-    "torch.int32": "i32",
-    "torch.int64": "i64",
-    "torch.uint8": "u8",
-}
-
 
 def require_torch() -> Any:
     """The torch module.
@@ -45,6 +35,13 @@ def current_stream(device: int) -> int:
 
     # The public call makes a Stream object, 4 us; the handle alone takes 0.1 us.
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def is_capturing() -> bool:
+    """Whether torch's current stream is being captured into a CUDA graph."""
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
 
 
 def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[int, ...]:

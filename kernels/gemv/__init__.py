@@ -1,1 +1,1 @@
-"""Skinny GEMV: y = x W^T for decode batches."""
+"""Skinny GEMV on the tensor cores, for 1 to 8 rows of x."""

@@ -1,33 +1,52 @@
-"""Skinny GEMV, ``out = x @ weight.T``, on the ordinary fp32 pipe.
+"""Skinny GEMV, ``out = x @ weight.T + bias``, for up to eight rows of x, on the tensor cores.
 
-Shapes, all bf16; rows have a stride of their own, elements of a row lie side by side:
+Shapes, all of one 16-bit dtype; rows have a stride of their own, elements of a row lie side by
+side:
 
-- ``x``       ``(m, k)``, ``m`` a compile-time choice of 1 or 2;
+- ``x``       ``(x_rows, k)``, ``x_rows`` from 1 to ``m``;
 - ``weight``  ``(n, k)``, read from memory once: this is what the kernel costs;
-- ``out``     ``(m, n)``, summed in fp32 and rounded once.
+- ``bias``    ``(n,)``, or null;
+- ``out``     ``(x_rows, n)``, summed in fp32 and rounded once.
 
-The pointers and the row strides of ``x`` and ``weight`` are multiples of 16 bytes and ``k`` is a
-multiple of 8, so that a row is a run of 16-byte vectors. ``out`` needs only the alignment of its
-element, and any row stride. Strides count elements.
+``k`` is a multiple of 8 and the rows of ``x`` and ``weight`` start 16-byte aligned. Strides count
+elements.
 
-Layout of the work: block ``b`` owns the columns of ``out`` (rows of ``weight``) from ``b * rows``
-to ``b * rows + rows - 1``, and its ``warps`` warps split K. In a step each thread takes ``unroll``
-vectors of every weight row, ``32 * warps`` vectors apart, so that a warp's load covers 512 bytes of
-one row. All rows of a block share each vector of ``x``, which keeps the traffic of ``x`` (it stays
-in the L1) and its unpacking small.
+``n`` and ``block_rows`` go up to 2**31 - 1 and ``k`` up to 2**31 - 8. Rows are unsigned numbers of
+32 bits, in which the sum of any two fits; how many are left is signed, as it passes below 0.
+Offsets in memory have 64 bits.
 
-With ``m`` this small, bytes in flight decide the speed and arithmetic does not. So a thread has
-``rows * unroll`` weight loads under way before it uses the first, and refills the registers in
-place: those of the next step are loaded as soon as they are used up. That each round of loads is
-used only across the back edge of the loop is also what stops the assembler from moving loads down
-to their uses, as it does within one basic block, whatever the source says.
+Block ``b`` owns the weight rows from ``b * block_rows`` on, ``block_rows`` of them, and goes
+through them in tiles of ``rows``; without ``persistent`` it has one tile, and ``block_rows`` is
+``rows``. Its warps split K. In a step each warp takes ``unroll`` chunks of K side by side, and the
+next step's lie ``warps`` times as far on.
 
-Every load is predicated on lying in the row, and gives zeros where it does not: so one loop serves
-any ``k``, and the refill of the last step reads nothing. In the last block, rows from ``n`` on
-stand for row ``n - 1`` and are not stored.
+What decides the speed is bytes in flight. So a thread has its loads of a whole step under way
+before it uses the first, and refills the registers in place, with the next step or the first one of
+the next tile. As each round of loads is used only across the back edge of the loop, the assembler
+cannot move loads down to their uses, as it does within one basic block.
 
-The sums meet in a fixed order, lanes by shuffle and then warps through shared memory behind the
-only barrier, so equal inputs give equal bits.
+Every load is predicated on lying in its row and in the block's rows, and gives zeros where it does
+not: so one loop serves any ``n`` and ``k``, and nothing is read past the end.
+
+With ``pdl`` (programmatic dependent launch, from sm90 on) the next kernel in the stream may start
+at once, and this one reads the first step's weights while the kernel before it still runs, where
+``constant`` says that that kernel cannot be writing them; else it waits first. Nothing else is read
+or written before the wait, and every thread waits, so that whoever waits for this kernel waits for
+the ones before it too.
+
+Also with ``pdl``, each of the grid's first ``ahead_blocks`` blocks asks the L2 before the wait for
+``ahead_rows`` rows (at most one a thread) from ``ahead_skip`` after its first on. That is a hint to
+the level of memory where all writes meet: it cannot hand anyone old data, so it needs no
+``constant``. Rows that would lie past the end are left out, or, should the sum with a huge
+``ahead_skip`` wrap, are others of this weight.
+
+``upcoming`` is memory that a later kernel of the stream reads, most likely its weights. After the
+wait, block ``b`` asks the L2 for ``upcoming_bytes`` of it (at most a piece a thread) from
+``b * upcoming_bytes`` on, so that the memory has work while this kernel ends and the next one waits
+for it.
+
+The sums meet in a fixed order, lanes by shuffle and then warps through shared memory behind one
+barrier a tile (two buffers in turn), so equal inputs give equal bits.
 """
 
 # The DSL ships no types, and its `.pth` file hides it from type checkers.
@@ -35,166 +54,232 @@ only barrier, so equal inputs give equal bits.
 
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
-WARP = 32
-VECTOR = 8
-"""Elements in 16 bytes, the unit of every load."""
+from ..loads import CACHED, STREAMED, load_bits, load_vector
+from .fragments import VECTOR, WARP, Layout, select
 
-CACHED = "ld.global"
-STREAMED = "ld.global.L1::no_allocate"
-"""Weights are read once, so they leave the L1 to ``x``."""
+PIECE = 4096
+"""Most bytes of `upcoming` that one thread asks for."""
+PAD = 4
+"""Floats between rows of partial sums, so that lanes hit different banks."""
 
 
 @cute.kernel
 def gemv(
     x: cute.Pointer,
     weight: cute.Pointer,
+    bias: cute.Pointer,
     out: cute.Pointer,
     n: Int32,
     k: Int32,
+    x_rows: Int32,
+    block_rows: Int32,
+    constant: Int32,
     x_stride: Int64,
     weight_stride: Int64,
     out_stride: Int64,
+    ahead_skip: Int32,
+    ahead_rows: Int32,
+    ahead_blocks: Int32,
+    upcoming: cute.Pointer,
+    upcoming_bytes: Int32,
     *,
     m: cutlass.Constexpr,
+    side: cutlass.Constexpr,
     rows: cutlass.Constexpr,
     warps: cutlass.Constexpr,
     unroll: cutlass.Constexpr,
+    persistent: cutlass.Constexpr,
+    pdl: cutlass.Constexpr,
 ):
-    """Compute ``rows`` columns of ``out``.
+    """Compute ``block_rows`` columns of ``out``.
 
-    Grid ``(ceildiv(n, rows), 1, 1)``, block ``(32 * warps, 1, 1)``, and ``4 * warps * rows * m``
-    bytes of dynamic shared memory; ``rows * m`` is at most ``32 * warps``. Sizes and indices are
-    unsigned, which spares the sign corrections of division and widening.
+    Grid ``(ceildiv(n, block_rows), 1, 1)``, block ``(32 * warps, 1, 1)``, and
+    ``4 * warps * m * (rows + 4) * (1 + persistent)`` bytes of dynamic shared memory. ``rows * m``
+    is at most ``32 * warps``, and ``rows`` a multiple of ``2 * m`` (side ``a``) or ``m / 2`` (side
+    ``b``).
     """
+    layout = Layout(m, rows, side)
+    element = weight.dtype
     thread = Uint32(cute.arch.thread_idx()[0])
-    first_row = Uint32(cute.arch.block_idx()[0]) * rows
-    rows_left = Uint32(n) - first_row
-
-    threads = WARP * warps
-    step = threads * unroll
+    warp = thread // WARP
+    lane = thread % WARP
     vectors = Uint32(k) // VECTOR
+    step = warps * unroll * layout.chunk
+    first_row = Uint32(cute.arch.block_idx()[0]) * Uint32(block_rows)
+    end_row = smaller(first_row + Uint32(block_rows), Uint32(n))
 
-    x_rows = row_addresses(x, x_stride, m)
-    first_weight = weight + Int64(first_row) * weight_stride
-    weight_rows = row_addresses(first_weight, weight_stride, rows, rows_left)
+    row, vector = layout.weight_place(lane)
+    position = warp * (unroll * layout.chunk) + vector
+    row_bytes = weight_stride * 2
+    load_bytes = row_bytes * layout.load_rows
+    address = weight.toint() + Int64(first_row + row) * row_bytes + Int64(position) * 16
+    rows_left = Int32(end_row - first_row - row)
 
-    sums = cute.make_rmem_tensor((rows, m), Float32)
-    sums.fill(0.0)
-    weights = cute.make_rmem_tensor((4, rows, unroll), Uint32)
+    asked = Uint32(ahead_skip) + lane * warps + warp
+    limit = end_row if cutlass.const_expr(persistent) else Uint32(n)
+    wanted = (
+        (lane * warps + warp < Uint32(ahead_rows))
+        & (cute.arch.block_idx()[0] < ahead_blocks)
+        & (first_row + asked < limit)
+    )
+    asked_row = weight.toint() + Int64(first_row + asked) * row_bytes
+    if cutlass.const_expr(pdl):
+        cute.arch.griddepcontrol_launch_dependents()
+        if constant == 0:
+            ask(asked_row, Uint32(k) * 2, Uint32(0), wanted)
+            cute.arch.griddepcontrol_wait()
+    weights = cute.make_rmem_tensor((4, layout.groups, unroll), Uint32)
+    xs = cute.make_rmem_tensor((4, layout.x_vectors, unroll), Uint32)
+    sums = cute.make_rmem_tensor((4, layout.tiles), Float32)
     for u in cutlass.range_constexpr(unroll):
-        refill(weights, u, weight_rows, thread + u * threads, vectors)
-    for first in cutlass.range(0, vectors, step, unroll=1):
-        here = first + thread
-        x_words = [
-            [load(row, here + u * threads, vectors, CACHED) for row in x_rows]
-            for u in range(unroll)
-        ]
-        for u in cutlass.range_constexpr(unroll):
-            accumulate(sums, weights, u, x_words[u])
-            refill(weights, u, weight_rows, here + step + u * threads, vectors)
+        refill(weights, u, layout, address, load_bytes, position, vectors, rows_left)
 
-    totals, first_total, answers = sum_over_warp([sums[i] for i in range(m * rows)], thread % WARP)
+    if cutlass.const_expr(pdl):
+        # What the first round of loads takes needs no asking for.
+        loaded = select(asked < rows, Uint32(step * 16), Uint32(0))
+        ask(asked_row + Int64(loaded), Uint32(k) * 2, loaded, wanted & (constant != 0))
+        cute.arch.griddepcontrol_wait()
+    x_row, x_vector = layout.x_place(lane)
+    x_position = warp * (unroll * layout.chunk) + x_vector
+    x_address = (
+        x.toint()
+        + Int64(smaller(x_row, Uint32(x_rows) - 1)) * (x_stride * 2)
+        + Int64(x_position) * 16
+    )
+    for u in cutlass.range_constexpr(unroll):
+        refill_x(xs, u, layout, x_address, x_position, vectors)
+
+    answer_row = thread % rows
+    answer_column = thread // rows
     partials = cute.arch.get_dyn_smem(Float32)
-    if answers:
-        store_all(partials + (thread // WARP * (m * rows) + first_total), totals)
-    cute.arch.sync_threads()
+    tiles = Int32(1)
+    if cutlass.const_expr(persistent):
+        tiles = Int32((end_row - first_row + (rows - 1)) // rows)
+    answers = answer_column < smaller(Uint32(x_rows), Uint32(m))
+    bias_bits = load_bits(bias, first_row + answer_row, answers, answer_row, end_row - first_row)
+    if cutlass.const_expr(pdl):
+        ask_upcoming(upcoming, upcoming_bytes)
+    for tile in cutlass.range(0, tiles, 1, unroll=1):
+        sums.fill(0.0)
+        for first in cutlass.range(0, vectors, step, unroll=1):
+            if cutlass.const_expr(persistent):
+                # On in the row, or back to its start and down to the next tile's rows.
+                ends = first + step >= vectors
+                onward = select(ends, -Int32(first), Int32(step))
+                position = Uint32(Int32(position) + onward)
+                x_position = Uint32(Int32(x_position) + onward)
+                x_address += Int64(onward) * 16
+                address += Int64(onward) * 16 + select(ends, row_bytes * rows, Int64(0))
+                rows_left = select(ends, rows_left - rows, rows_left)
+            else:
+                address += step * 16
+                x_address += step * 16
+                position += step
+                x_position += step
+            for u in cutlass.range_constexpr(unroll):
+                layout.multiply(sums, weights, xs, u, element)
+                refill(weights, u, layout, address, load_bytes, position, vectors, rows_left)
+                refill_x(xs, u, layout, x_address, x_position, vectors)
+        this_bias = bias_bits
+        if cutlass.const_expr(persistent):
+            after = first_row + Uint32(tile) * rows + rows
+            bias_bits = load_bits(bias, after + answer_row, answers, answer_row, end_row - after)
 
-    row = thread % rows
-    if thread < m * rows and row < rows_left:
-        total = sum_over_warps(partials + thread, warps, m * rows)
-        offset = Int64(thread // rows) * out_stride + first_row + row
-        (out + offset).store(total.to(out.dtype))
+        # Read anew, so that the loop above need not hold what follows from them.
+        this = special("tid.x")
+        row_here, column_here = this % rows, this // rows
+        block_row = special("ctaid.x") * Uint32(block_rows)
+        rows_here = (
+            smaller(block_row + Uint32(block_rows), Uint32(n)) - block_row - Uint32(tile) * rows
+        )
+        buffer = partials
+        if cutlass.const_expr(persistent):
+            buffer = partials + (tile % 2) * (warps * m * (rows + PAD))
+        store_sums(buffer + this // WARP * (m * (rows + PAD)), layout, sums, this % WARP)
+        cute.arch.sync_threads()
+        if (column_here < smaller(Uint32(x_rows), Uint32(m))) & (row_here < rows_here):
+            mine = buffer + (column_here * (rows + PAD) + row_here)
+            total = sum_over_warps(mine, warps, m * (rows + PAD)) + this_bias.bitcast(element).to(
+                Float32
+            )
+            offset = Int64(column_here) * out_stride + block_row + Uint32(tile) * rows + row_here
+            (out + offset).store(total.to(out.dtype))
 
 
-def row_addresses(base, stride, count, limit=None):
-    """Addresses of ``count`` rows from ``base`` on.
-
-    Where only the first ``limit`` rows exist, the others stand at the last of these. The arithmetic
-    is 64-bit, since a matrix may pass 2**31 elements.
-    """
-    row_bytes = stride * (base.dtype.width // 8)
-    addresses = [base.toint()]
-    for r in range(1, count):
-        onward = row_bytes if limit is None else select(limit > r, row_bytes, Int64(0))
-        addresses.append(addresses[-1] + onward)
-    return addresses
-
-
-def refill(weights, u, weight_rows, position, limit):
-    """Load vector ``position`` of every weight row into slot ``u`` of ``weights``."""
-    for r, row in enumerate(weight_rows):
-        for i, word in enumerate(load(row, position, limit, STREAMED)):
-            weights[i, r, u] = word
-
-
-def accumulate(sums, weights, u, x_vectors):
-    """Add the products of slot ``u`` of ``weights`` and a vector of each row of ``x``."""
-    x_values = [unpack(words) for words in x_vectors]
-    for r in range(weights.shape[1]):
-        weight_values = unpack([weights[i, r, u] for i in range(4)])
-        for j, values in enumerate(x_values):
-            sums[r, j] = dot(sums[r, j], weight_values, values)
-
-
-def load(row, position, limit, instruction):
-    """Load vector ``position`` of the row at address ``row``, as four words of two elements.
-
-    Vectors from ``limit`` on are not read and are zeros.
-    """
-    zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(4))
-    return cute.arch.inline_ptx(
-        "{ .reg .pred inside; setp.lt.u32 inside, {$r1}, {$r2}; "
-        + zeros
-        + "@inside "
-        + instruction
-        + ".v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; }",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[row + Int64(position) * 16, position, limit],
+def special(name):
+    """A special register, read here and not before."""
+    return Uint32(
+        llvm.inline_asm(
+            T.i32(), [], f"mov.u32 $0, %{name};", "=r", has_side_effects=True, is_align_stack=False
+        )
     )
 
 
-def unpack(words):
-    """Widen eight bf16 to fp32: a bf16 is the upper half of the fp32 of the same value."""
-    values = []
-    for word in words:
-        values.append((word << 16).bitcast(Float32))
-        values.append((word & Uint32(0xFFFF0000)).bitcast(Float32))
-    return values
+def ask_upcoming(upcoming, size):
+    """Prefetch this block's `size` bytes of `upcoming` into the L2, a piece a thread."""
+    start = special("tid.x") * PIECE
+    left = size - Int32(start)
+    address = upcoming.toint() + Int64(special("ctaid.x")) * Int64(size) + Int64(start)
+    ask(address, Uint32(select(left < PIECE, left, Int32(PIECE))), Uint32(0), left > 0)
 
 
-def dot(total, left, right):
-    """Add the products of ``left`` and ``right`` to ``total``, in order."""
-    for a, b in zip(left, right, strict=True):
-        total = total + a * b
-    return total
+def ask(address, size, loaded, wanted):
+    """Prefetch a row of ``size`` bytes into the L2, less the ``loaded`` ones before ``address``."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred inside; .reg .b32 rest; setp.ne.s32 inside, {$r3}, 0; "
+        "setp.gt.and.u32 inside, {$r1}, {$r2}, inside; sub.u32 rest, {$r1}, {$r2}; "
+        "@inside cp.async.bulk.prefetch.L2.global [{$r0}], rest; }",
+        read_only_args=[address, size, loaded, Int32(wanted)],
+    )
 
 
-def sum_over_warp(values, lane):
-    """Sum each of ``values`` over the lanes of a warp, and deal the totals out to the lanes.
+def refill(weights, u, layout, address, load_bytes, position, vectors, rows_left):
+    """Load slot ``u`` of the step at ``address``."""
+    ahead = u * layout.chunk
+    for group in range(layout.groups):
+        words = load_vector(
+            address,
+            ahead * 16,
+            position + ahead,
+            vectors,
+            STREAMED,
+            rows_left,
+            group * layout.load_rows,
+        )
+        address = address + load_bytes
+        for i, word in enumerate(words):
+            weights[i, group, u] = word
 
-    While the count is even, a lane swaps half of its values with the lane that differs in one bit,
-    so 16 values take 16 shuffles, not 80. Gives this lane's totals, the index of the first among
-    ``values``, and whether it is the one to answer for them among the lanes that hold the same.
-    """
-    sharers = WARP
-    first = Uint32(0)
-    while sharers > 1 and len(values) % 2 == 0:
-        sharers //= 2
-        half = len(values) // 2
-        upper = (lane & sharers) != 0
-        kept = [select(upper, values[half + i], values[i]) for i in range(half)]
-        sent = [select(upper, values[i], values[half + i]) for i in range(half)]
-        values = [
-            mine + cute.arch.shuffle_sync_bfly(theirs, sharers)
-            for mine, theirs in zip(kept, sent, strict=True)
-        ]
-        first = first + select(upper, Uint32(half), Uint32(0))
-    distance = sharers // 2
-    while distance:
-        values = [value + cute.arch.shuffle_sync_bfly(value, distance) for value in values]
-        distance //= 2
-    return values, first, lane % sharers == 0
+
+def refill_x(xs, u, layout, address, position, vectors):
+    """Load slot ``u`` of x of the step at ``address``."""
+    for v in range(layout.x_vectors):
+        ahead = u * layout.chunk + 4 * v
+        words = load_vector(address, ahead * 16, position + ahead, vectors, CACHED)
+        for i, word in enumerate(words):
+            xs[i, v, u] = word
+
+
+def store_sums(destination, layout, sums, lane):
+    """Store this warp's sums, rows of x one after another."""
+    found, answers = layout.results(sums, lane)
+    for value, row, column in found:
+        index = column * (layout.rows + PAD) + row
+        store_if(answers, destination + index, value)
+
+
+def store_if(condition, pointer, value):
+    """Store where ``condition`` holds; everywhere if it is None."""
+    if condition is None:
+        pointer.store(value)
+    else:
+        cute.arch.inline_ptx(
+            "{ .reg .pred p; setp.ne.s32 p, {$r2}, 0; @p st.shared.f32 [{$r0}], {$r1}; }",
+            read_only_args=[pointer.toint(), value, Int32(condition)],
+        )
 
 
 def sum_over_warps(partials, warps, stride):
@@ -205,12 +290,6 @@ def sum_over_warps(partials, warps, stride):
     return total
 
 
-def store_all(destination, values):
-    """Store ``values`` side by side."""
-    for i, value in enumerate(values):
-        (destination + i).store(value)
-
-
-def select(condition, chosen, other):
-    """Give ``chosen`` where ``condition`` holds and ``other`` elsewhere, without a branch."""
-    return type(chosen)(cutlass.select_(condition, chosen, other))
+def smaller(left, right):
+    """The lesser of two, without a branch."""
+    return select(left < right, left, right)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -207,10 +207,11 @@ class Toys:
             path.write_text(text)
         (self.root / "run.py").write_text(_RUN.format(package=self.package))
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """`before`: words to put before the command."""
         command = [sys.executable, str(self.root / "run.py"), "build", "--arch=sm86", *arguments]
         return subprocess.Popen(
-            command,
+            [*before, *command],
             env={
                 **{n: v for n, v in os.environ.items() if not n.startswith(STEERING)},
                 "PYTHONPATH": str(self.root),
@@ -222,8 +223,10 @@ class Toys:
             text=True,
         )
 
-    def build(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments)
+    def build(
+        self, *arguments: str, before: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, before=before)
         out, err = process.communicate(timeout=120)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sonata_aot.aot import build
-from sonata_aot.aot.build import measure, over_budget
+from sonata_aot.aot.budget import over_budget
+from sonata_aot.aot.build import measure
 from sonata_aot.aot.cache import Cache, Entry
 from sonata_aot.aot.plan import Job
 from sonata_aot.aot.worker import environment_for_worker

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sonata_aot.artifacts import open_artifacts
+
 if TYPE_CHECKING:
     from tests.aot.conftest import Cli
 
@@ -45,7 +47,9 @@ def best_seconds(command: list[str | Path], bar: float, tries: int) -> tuple[flo
     return processor, wall
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["build", "--help"], ["bench", "gemv", "--help"], ["--version"]]
+)
 def test_help_is_quick(arguments: list[str]) -> None:
     processor, wall = best_seconds([SCRIPT, *arguments], bar=0.15, tries=8)
     assert processor < 0.15
@@ -75,7 +79,11 @@ def imported(code: str, *arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["build", "--help"], ["list"], ["verify"], ["build", "--arch=sm86"]]
+    "arguments",
+    [
+        *(["--help"], ["build", "--help"], ["bench", "gemv", "--help"], ["tune", "gemv", "--help"]),
+        *(["list"], ["verify"], ["build", "--arch=sm86"]),
+    ],
 )
 def test_neither_torch_nor_the_compiler_is_imported(
     warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
@@ -131,7 +139,8 @@ def test_a_terminal_gets_a_bar_that_ends_its_line(warm_cache: Path, tmp_path: Pa
     shown = on_a_terminal(
         "build", "--arch=sm86", "--out", tmp_path / "out", SONATA_AOT_CACHE_DIR=str(warm_cache)
     )
-    bar, _, rest = shown.partition("2/2 ")
+    total = len(open_artifacts(tmp_path / "out").manifest.binaries)
+    bar, _, rest = shown.partition(f"{total}/{total} ")
     assert "[########################] " in bar
     assert "\r\n" in rest.partition("kernel")[0]
 
@@ -156,6 +165,13 @@ class TestWithoutTheBuildExtra:
         assert "nvidia-cutlass-dsl is not installed" in result.stderr
         assert "pip install 'sonata-aot[build]'" in result.stderr
         assert not out.exists()
+
+    def test_so_does_inspect(self, without_build_extra: Path, built: Path) -> None:
+        result = self.run(without_build_extra, "inspect", built, "--json")
+        assert (result.returncode, result.stdout) == (1, "")
+        assert len(result.stderr.splitlines()) == 1
+        assert "nvidia-cuda-nvdisasm is not installed" in result.stderr
+        assert "pip install 'sonata-aot[build]'" in result.stderr
 
     def test_everything_else_works(self, without_build_extra: Path, built: Path) -> None:
         assert self.run(without_build_extra, "--help").returncode == 0

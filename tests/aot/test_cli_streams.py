@@ -14,6 +14,8 @@ from sonata_aot.artifacts import verify
 from sonata_aot.artifacts.verify import Passed
 
 SCRIPT = Path(sys.executable).with_name("sonata-aot")
+# Of all that is built, four: disassembling takes its time.
+FEW = ("--kernel=gemv_any", "--variant=m=1,dtype=bf16")
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,7 @@ def in_a_shell(
         *(["list"], ["list", "--json"], ["verify"], ["verify", "--json"], ["doctor"]),
         *(["doctor", "--json"], ["--help"], ["build", "--help"], ["--version"]),
         *(["build", "--arch=sm86"], ["build", "--arch=sm86", "--json"]),
+        *(["inspect", *FEW], ["inspect", "--check", *FEW]),
     ],
     ids=" ".join,
 )

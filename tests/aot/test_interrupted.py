@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +17,14 @@ from sonata_aot.artifacts.verify import Passed
 if TYPE_CHECKING:
     from tests.aot.conftest import Toys
 
-SCRIPT = Path(sys.executable).with_name("sonata-aot")
 PATIENCE = 30
+# Of many instructions: its PTX has several KB.
+KERNEL = """
+@cute.kernel
+def {name}(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
+    for i in cutlass.range_constexpr(64):
+        (out + n * i).store(Float32(m))
+"""
 HANGS = """
 import os, time
 with open(os.path.join(os.environ["PIDS"], str(os.getpid())), "w"):
@@ -82,43 +86,37 @@ def test_a_stopped_build_leaves_nothing_behind(hanging: Toys, number: signal.Sig
     assert hanging.scratch == []
 
 
-def test_builders_at_once_compile_each_kernel_once(tmp_path: Path) -> None:
-    environ = {**os.environ, "SONATA_AOT_CACHE_DIR": str(tmp_path / "cache")}
-    processes = [
-        subprocess.Popen(
-            [SCRIPT, "build", "--arch=sm86", "--json", "--jobs=1", "--out", tmp_path / "out"],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
+def test_builders_at_once_compile_each_kernel_once(toys: Toys) -> None:
+    names = ("good", "one", "two", "three")
+    device = "".join(KERNEL.format(name=name) for name in names[1:])
+    toys.write(", ".join(f'spec("{name}")' for name in names), device)
+    out = toys.root / "out"
+    processes = [toys.start("--json", "--jobs=1", "--out", str(out)) for _ in range(3)]
     printed = []
     for process in processes:
-        out, err = process.communicate(timeout=100)
+        answer, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
-        printed.append(json.loads(out))
+        printed.append(json.loads(answer))
     keys = sorted(printed[0]["compiled"] + printed[0]["cached"])
+    assert len(keys) == len(names)
     assert sorted(key for item in printed for key in item["compiled"]) == keys
     assert all(sorted(item["compiled"] + item["cached"]) == keys for item in printed)
     assert printed[0]["manifest"] == printed[1]["manifest"] == printed[2]["manifest"]
     assert sum(item["written"] for item in printed) == 1 + 2 * len(keys)
-    assert all(isinstance(outcome, Passed) for outcome in verify(tmp_path / "out"))
+    assert all(isinstance(outcome, Passed) for outcome in verify(out))
 
 
-def test_ptx_cut_short_by_a_full_disk_fails_and_is_not_cached(tmp_path: Path) -> None:
+def test_ptx_cut_short_by_a_full_disk_fails_and_is_not_cached(toys: Toys) -> None:
     # The compiler writes files and reads them back, and does not look at what has become of them.
-    out, cache = tmp_path / "out", tmp_path / "cache"
-    environ = {**os.environ, "SONATA_AOT_CACHE_DIR": str(cache)}
-    build = [SCRIPT, "build", "--arch=sm86", "--out", out]
-    limit = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash"]  # 8 KB: the PTX is larger
-    done = subprocess.run([*limit, *build], env=environ, capture_output=True, text=True)
+    toys.write('spec("one"), spec("two")', KERNEL.format(name="one") + KERNEL.format(name="two"))
+    out = toys.root / "out"
+    limit = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash"]  # 1 KB: the PTX is larger
+    done = toys.build("--out", str(out), before=limit)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("the compiler's PTX is cut short: is the disk full?") == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert list((cache / "compiled").iterdir()) == []
+    assert list((toys.cache / "compiled").iterdir()) == []
     assert list(out.iterdir()) == []
-    again = subprocess.run([*build, "--json"], env=environ, capture_output=True, text=True)
+    again = toys.build("--out", str(out), "--json")
     assert len(json.loads(again.stdout)["compiled"]) == 2
     assert all(isinstance(outcome, Passed) for outcome in verify(out))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import random
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from artifact_sets import Made, leaves, put, seal
+from artifact_sets import Made, leaves, put, seal, unsealed
 
 
 class Mutant(NamedTuple):
@@ -98,17 +99,16 @@ _TOKENS = (
 
 
 def _insert_token(rng: random.Random, made: Made) -> Mutant:
-    lines = made.manifest.to_bytes().split(b"\n")
-    at = rng.choice([n for n, line in enumerate(lines) if b": " in line])
-    key, _, value = lines[at].partition(b": ")
+    data = made.manifest.to_bytes()
+    value = rng.choice(list(re.finditer(rb'(?<=":)(?:"[^"]*"|\d+|null|true|false|[{[])', data)))
     token = rng.choice(_TOKENS)
-    comma = b"," if value.endswith(b",") else b""
-    lines[at] = key + b": " + token + comma
-    return Mutant(f"{token[:12]!r} in line {at}", b"\n".join(lines), made.objects)
+    data = data[: value.start()] + token + data[value.end() :]
+    return Mutant(f"{token[:12]!r} at {value.start()}", data, made.objects)
 
 
 def _move_lines(rng: random.Random, made: Made) -> Mutant:
-    lines = made.manifest.to_bytes().split(b"\n")
+    mark = rng.choice((b"\n", b","))
+    lines = made.manifest.to_bytes().split(mark)
     one, other = rng.sample(range(len(lines)), 2)
     match rng.randrange(3):
         case 0:
@@ -117,7 +117,7 @@ def _move_lines(rng: random.Random, made: Made) -> Mutant:
             lines[one], lines[other] = lines[other], lines[one]
         case _:
             del lines[one]
-    return Mutant(f"lines {one} and {other}", b"\n".join(lines), made.objects)
+    return Mutant(f"{mark!r}: {one} and {other}", mark.join(lines), made.objects)
 
 
 # Facts about the files, which a manifest with a fitting digest cannot change unseen.
@@ -152,6 +152,49 @@ def _seal_other_files(rng: random.Random, made: Made) -> Mutant:
     return Mutant(f"sealed: {kind} exchanged", seal(content), made.objects, sealed=True)
 
 
+def _seal_unsound_rules(rng: random.Random, made: Made) -> Mutant:
+    """Rules that no longer fit one another or the binaries, under a digest that fits."""
+    content = made.content()
+    rules = content["rules"]
+    rule = rng.choice(rules)
+    last = [r for r in rules if r["sizes"]["first"][0] <= 1]
+    match rng.randrange(9):
+        case 0:
+            done = "without a last rule"
+            rules.remove(last[0])  # of the two for its `when`, the one that takes every size
+        case 1:
+            done = "a rule twice"
+            rules.insert(rng.randrange(len(rules) + 1), rule)
+        case 2:
+            done = "a rule that is never used"
+            unused = copy.deepcopy(rng.choice(last))
+            unused["sizes"]["first"] = [rng.randrange(1, 10), rng.randrange(10, 99)]
+            rules.append(unused)
+        case 3:
+            done = "no such variant"
+            rule["variant"]["slots"] = rng.choice((0, 15, 32, "slots"))
+        case 4:
+            done = "no such kernel or arch"
+            rule.update(rng.choice(({"kernel": "even"}, {"arch": "sm80"}, {"arch": "sm90"})))
+        case 5:
+            done = "a hole in a last rule"
+            sizes = rng.choice(last)["sizes"]
+            sizes[rng.choice(sorted(sizes))][:] = rng.choice(([2, 2**31 - 1], [1, 2**31 - 2]))
+        case 6:
+            done = "an empty range"
+            rule["sizes"][rng.choice(sorted(rule["sizes"]))] = [9, 8]
+        case 7:
+            done = "another name"
+            part = rule[rng.choice(("when", "sizes", "variant", "launch"))]
+            name, value = part.popitem()
+            part[rng.choice((name + "x", "scale", "source"))] = value
+        case _:
+            done = "a name more"
+            part = rng.choice(("when", "variant", "launch"))
+            rule[part][rng.choice(("dtype", "more"))] = rng.choice((0, 16))
+    return Mutant(f"sealed rules: {done}", seal(content), made.objects)
+
+
 def _retype(rng: random.Random, made: Made) -> Mutant:
     content = made.content()
     way, old = rng.choice(
@@ -161,7 +204,7 @@ def _retype(rng: random.Random, made: Made) -> Mutant:
     if type(new) is type(old) and new == old:
         new = [old]
     put(content, way, new)
-    data = json.dumps(content, indent=1).encode() + b"\n" if rng.random() < 0.3 else seal(content)
+    data = unsealed(content) if rng.random() < 0.3 else seal(content)
     return Mutant(f"{way}: {new!r:.40}", data, made.objects)
 
 
@@ -173,5 +216,6 @@ _MUTATORS: list[tuple[Mutator, int]] = [
     (_move_lines, 2),
     (_seal_another, 4),
     (_seal_other_files, 1),
+    (_seal_unsound_rules, 4),
     (_retype, 3),
 ]

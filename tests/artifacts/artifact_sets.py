@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -14,7 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sonata_aot.artifacts.manifest import Binary, Manifest
+from sonata_aot.artifacts.declaration import Variant, entry_prefix
+from sonata_aot.artifacts.manifest import (
+    Binary,
+    Manifest,
+    Payload,
+    Selection,
+    Source,
+    binary_order,
+)
+from sonata_aot.artifacts.rules import MAX_SIZE, Rule
 from sonata_aot.artifacts.verify import Passed, verify
 from sonata_aot.kernels.spec import Budget, Declaration, KernelSpec, Parameter, product
 
@@ -41,6 +51,17 @@ ODD = KernelSpec(
 )
 
 
+def rules_for(arch: str) -> tuple[Rule, ...]:
+    """Sound rules for both variants of `odd` on an architecture."""
+
+    def rule(wide: int, first: tuple[int, int], slots: int) -> Rule:
+        sizes = {"first": first, "index": (0, MAX_SIZE)}
+        return Rule("odd", arch, {"wide": wide}, sizes, {"slots": slots}, {"waves": wide + 2})
+
+    every = (1, MAX_SIZE)
+    return (rule(0, (64, 4096), 48), rule(0, every, 16), rule(1, every, 48))
+
+
 @dataclass(frozen=True)
 class Made:
     """A manifest with the objects that it names."""
@@ -49,10 +70,12 @@ class Made:
     objects: dict[str, bytes] = field(repr=False)
 
     def only(self, *indices: int) -> Made:
-        """The same set with these binaries alone."""
+        """The same set with these binaries alone, and the rules where they all remain."""
         binaries = tuple(self.manifest.binaries[index] for index in indices)
+        lost = {b.arch for b in self.manifest.binaries if b not in binaries}
         manifest = dataclasses.replace(
             self.manifest,
+            rules=tuple(rule for rule in self.manifest.rules if rule.arch not in lost),
             binaries=binaries,
             selection=dataclasses.replace(
                 self.manifest.selection, archs=tuple(sorted({b.arch for b in binaries}))
@@ -106,10 +129,26 @@ def write_files(directory: Path, manifest: bytes, objects: dict[str, bytes]) -> 
 
 def seal(content: dict[str, Any]) -> bytes:
     """What somebody who knows the format would write for changed content: a digest that fits."""
-    rest = {key: value for key, value in content.items() if key != "digest"}
-    canonical = json.dumps(rest, separators=(",", ":")).encode()
-    sealed = {**rest, "digest": hashlib.sha256(canonical).hexdigest()}
-    return json.dumps(sealed, indent=1).encode() + b"\n"
+    return _laid_out({key: value for key, value in content.items() if key != "digest"})
+
+
+def unsealed(content: dict[str, Any]) -> bytes:
+    """What somebody would write who does not know about the digest: the old one stays."""
+    digest = content["digest"]
+    return re.sub(rb'"digest":"\w+"\n', f'"digest":"{digest}"\n'.encode(), seal(content))
+
+
+def _laid_out(content: dict[str, Any]) -> bytes:
+    above = "{\n"
+    for key, value in content.items():
+        above += json.dumps(key) + ":"
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            items = (json.dumps(item, separators=(",", ":")) for item in value)
+            above += "[\n" + ",\n".join(items).replace("},{", "},\n{") + "\n],\n"
+        else:
+            above += json.dumps(value, separators=(",", ":")) + ",\n"
+    digest = hashlib.sha256(above.encode()).hexdigest()
+    return f'{above}"digest":"{digest}"\n}}\n'.encode()
 
 
 def leaves(
@@ -170,7 +209,7 @@ def for_archs(made: Made, *archs: str, **fields: Any) -> Manifest:
         dataclasses.replace(first, arch=arch, **fields) for arch in archs
     )
     selection = dataclasses.replace(made.manifest.selection, archs=archs)
-    return dataclasses.replace(made.manifest, binaries=binaries, selection=selection)
+    return dataclasses.replace(made.manifest, rules=(), binaries=binaries, selection=selection)
 
 
 class Elf:
@@ -216,3 +255,78 @@ class Elf:
 
     def _text(self, offset: int) -> str:
         return self.data[offset : self.data.index(0, offset)].decode()
+
+
+def big_manifest(count: int = 152) -> Manifest:
+    """`count` made-up binaries for two archs, of a kernel like the tuned ones, and a rule each."""
+    names = ("m", "side", "rows", "warps", "unroll", "persistent", "pdl", "fetch", "ahead", "late")
+    sizes = ("n", "k", "x_rows", "block_rows", "constant", "x_stride", "weight_stride")
+    declaration = Declaration(
+        name="big",
+        parameters=(
+            *(Parameter(name, "pointer", element="dtype", align=16) for name in ("x", "weight")),
+            *(Parameter(name, "i32" if name < "x" else "i64") for name in sizes),
+            Parameter("scale", "f32"),
+        ),
+        choices=("dtype", *names),
+        selectors=("dtype", "m"),
+        block=("32 * warps", "1", "1"),
+        grid=("ceildiv(n, block_rows)", "1", "1"),
+        shared_bytes="max(16 * m * warps * rows, 4 * rows * unroll * (1 + persistent) + 64)",
+        min_sm="80 + 10 * max(pdl, persistent)",
+        programmatic="pdl",
+    )
+    binaries: list[Binary] = []
+    rules: list[Rule] = []
+    for arch in ("sm90", "sm100"):
+        for number in range(count // 4):
+            digits = (1 + number // 64, number // 16 % 4, number // 4 % 4, number % 4)
+            fixed: Variant = dict(zip(names, (*digits, 4, 0, 0, 0, 0, 0), strict=True))
+            fixed |= {"side": "abcd"[digits[1]], "rows": 2 ** digits[2], "warps": 2 ** digits[3]}
+            for dtype in ("bf16", "f16"):
+                variant: Variant = {"dtype": dtype, **fixed}
+                binaries.append(_made_up(declaration, variant, arch))
+        built = [b.variant for b in binaries if (b.arch, b.variant["dtype"]) == (arch, "bf16")]
+        half = count // 2
+        for index in range(half):
+            variant = {k: v for k, v in built[index % len(built)].items() if k != "dtype"}
+            last = index + 1 in (half // 2, half)
+            n = (1, MAX_SIZE) if last else (64 * (count - index), MAX_SIZE - index)
+            case = {"most": int(index >= half // 2), "constant": 0}
+            launch = {"blocks_per_sm": 0, "ahead_kb": 0, "skip_blocks_per_sm": 0}
+            ranges = {"n": n, "k": (1, MAX_SIZE)}
+            rules.append(Rule("big", arch, case, ranges, variant, launch))
+    return Manifest(
+        schema=1,
+        tool="0.1.0",
+        compiler={"nvidia-cutlass-dsl": "4.8.1"},
+        source=Source(digest="0" * 64, commit=None, dirty=None),
+        selection=Selection(archs=("sm90", "sm100"), kernels=("big",)),
+        kernels=(declaration,),
+        rules=tuple(rules),
+        binaries=tuple(sorted(binaries, key=binary_order)),
+    )
+
+
+def _made_up(declaration: Declaration, variant: Variant, arch: str) -> Binary:
+    entry = f"{entry_prefix(declaration.name, variant)}_0"
+
+    def payload(isa: str | None) -> Payload:
+        name = f"{entry} {arch} {isa}"
+        return Payload(hashlib.sha256(name.encode()).hexdigest(), 12345, "12.9", isa)
+
+    return Binary(
+        kernel=declaration.name,
+        variant=variant,
+        arch=arch,
+        entry=entry,
+        block=declaration.block_shape(variant),
+        shared_bytes=declaration.shared_memory(variant),
+        static_shared_bytes=1024,
+        registers=64,
+        stack_bytes=0,
+        spills=0,
+        cubin=payload(None),
+        ptx=payload("8.8"),
+        key=hashlib.sha256(entry.encode()).hexdigest(),
+    )

@@ -19,7 +19,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside this file
 
-from artifact_sets import ODD, Made, run_python
+from artifact_sets import ODD, Made, rules_for, run_python
 
 from sonata_aot.aot.build import build
 from sonata_aot.artifacts import open_artifacts, publish
@@ -63,7 +63,8 @@ def both(shared_directory: Path) -> Made:
     objects = {p.file_name: artifacts.read(p) for _, p in artifacts.manifest.payloads()}
     # Whatever the state of this checkout is, the tests see the same.
     source = dataclasses.replace(artifacts.manifest.source, commit="c" * 40, dirty=False)
-    return Made(dataclasses.replace(artifacts.manifest, source=source), objects)
+    rules = (*rules_for("sm86"), *rules_for("sm90"))
+    return Made(dataclasses.replace(artifacts.manifest, source=source, rules=rules), objects)
 
 
 @pytest.fixture(scope="session")

@@ -224,6 +224,7 @@ def test_product_varies_the_last_choice_fastest() -> None:
         (("budget", "registers"), 256),
         (("budget", "registers"), 0),
         (("budget", "spills"), -1),
+        (("budget", "warps"), 1),
         (("block",), ["1", "1"]),
         (("grid", 0), 1),
     ],
@@ -238,8 +239,35 @@ def test_field_types_are_enforced_when_read(way: tuple[str | int, ...], value: A
         decode(Declaration, data, "here")
 
 
-def test_the_default_budget_allows_no_spill() -> None:
+def test_the_default_budget_allows_no_spill_and_asks_for_nothing() -> None:
     assert Budget() == Budget(registers=255, spills=0, stack_bytes=0)
+    assert Budget().floors_of(VARIANT) == {
+        "load_bytes": 0,
+        "in_flight_bytes": 0,
+        "warps": 0,
+        "dram_bound": 0,
+    }
+
+
+def asking(field: str, text: str) -> Budget:
+    return dataclasses.replace(Budget(), **{field: text})
+
+
+@pytest.mark.parametrize("field", ["load_bytes", "in_flight_bytes", "warps", "dram_bound"])
+class TestWhatABudgetAsksFor:
+    def test_it_is_an_expression_over_the_choices(self, field: str) -> None:
+        floors = changed(budget=asking(field, "2 * warps + 1")).budget.floors_of(VARIANT)
+        assert floors.pop(field) == 9
+        assert set(floors.values()) == {0}
+
+    @pytest.mark.parametrize("text", ["n", "nothing", "2 * stride", "2 *", "warps / 2", ""])
+    def test_of_nothing_else(self, field: str, text: str) -> None:
+        with pytest.raises(ManifestError, match="launch expression"):
+            changed(budget=asking(field, text))
+
+    def test_and_of_no_text(self, field: str) -> None:
+        with pytest.raises(ManifestError, match="computes with text"):
+            changed(budget=asking(field, "dtype")).check_variant(VARIANT)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sonata_aot.artifacts import schema
 from sonata_aot.artifacts.errors import ManifestError
 from sonata_aot.artifacts.schema import (
     Match,
@@ -35,6 +36,12 @@ class Outer:
     triple: tuple[int, int, int]
     many: tuple[Inner, ...]
     table: dict[Annotated[str, Match(r"[a-z]")], int]
+
+
+@dataclass(frozen=True)
+class Wide(Outer):
+    numbers: dict[str, Annotated[int, Range(0, 9)] | Annotated[str, Match(r"x+")]]
+    pairs: tuple[tuple[int, int], ...]
 
 
 GOOD: dict[str, Any] = {
@@ -118,6 +125,102 @@ def test_a_missing_key_is_named(key: str) -> None:
 def test_an_unknown_key_is_named(key: str) -> None:
     with pytest.raises(ManifestError, match=f"unknown key '{key}'"):
         decode(Outer, {**GOOD, key: 1}, "file")
+
+
+@pytest.mark.parametrize("key", GOOD)
+def test_keys_stand_in_the_order_of_the_fields(key: str) -> None:
+    data = dict(GOOD)
+    data[key] = data.pop(key)
+    if list(data) == list(GOOD):
+        decode(Outer, data, "file")
+        return
+    with pytest.raises(ManifestError, match="file: keys not in the order number, flag, kind"):
+        decode(Outer, data, "file")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"triple": [True, 2, 3]},
+        {"triple": [1, 2, 3.0]},
+        {"triple": [1, 2, "3"]},
+        {"table": {"a": True}},
+        {"table": {"a": 1.0}},
+        {"table": {"a": "1"}},
+        {"numbers": {"a": True, "b": 2}},
+        {"numbers": {"a": 1.0, "b": 2}},
+        {"numbers": {"a": "1", "b": 2}},
+        {"numbers": {"a": [1], "b": 2}},
+        {"pairs": [[1, 2], [3, True]]},
+        {"pairs": [[1, 2], [3, 4], [5]]},
+        {"pairs": [1, 2, 3, 4]},
+    ],
+)
+def test_a_value_that_was_accepted_lends_nothing_to_one_that_equals_it(
+    change: dict[str, Any],
+) -> None:
+    wide = {**GOOD, "numbers": {"a": 1, "b": 2}, "pairs": [[1, 2], [3, 4]]}
+    for _ in range(3):
+        assert encode(decode(Wide, wide, "file")) == wide
+        with pytest.raises(ManifestError):
+            decode(Wide, {**wide, **change}, "file")
+
+
+@dataclass(frozen=True)
+class Many:
+    items: tuple[Wide, ...]
+
+
+_ITEM: dict[str, Any] = {**GOOD, "numbers": {"a": 1, "b": "x"}, "pairs": [[1, 2], [3, 4]]}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from(list(_ITEM)),
+            st.recursive(
+                st.sampled_from([None, True, False, 0, 1, 9, 10, "one", "x", "xx\n", "a", 1.0]),
+                lambda inner: (
+                    st.lists(inner, max_size=3)
+                    | st.dictionaries(st.sampled_from(["a", "b", "name", "Z"]), inner, max_size=2)
+                ),
+                max_leaves=4,
+            ),
+        ),
+        max_size=3,
+    )
+)
+def test_columns_take_what_is_taken_one_by_one_and_nothing_else(
+    changes: list[tuple[int, str, Any]],
+) -> None:
+    items = [dict(_ITEM) for _ in range(3)]
+    for index, key, value in changes:
+        items[index][key] = value
+    taken = schema.column(Many)([{"items": items}])
+    try:
+        expected = schema._reader(Many)({"items": items})
+    except schema._Wrong:
+        assert taken is None
+    else:
+        assert taken is not None
+        assert repr(taken[0]) == repr(expected)
+
+
+def test_tables_that_were_read_are_not_shared() -> None:
+    first, second = decode(Outer, GOOD, "file"), decode(Outer, GOOD, "file")
+    assert first.table == second.table == GOOD["table"]
+    first.table["b"] = 2
+    assert second.table == GOOD["table"] == {"a": 1}
+
+
+def test_no_amount_of_values_makes_a_reader_forget_its_rules() -> None:
+    for number in range(3000):
+        data = {**GOOD, "table": {"a": number}, "triple": [number, 1, 2]}
+        assert encode(decode(Outer, data, "file")) == data
+    for key, value in (("table", {"a": "x"}), ("triple", [2999, 1, "2"])):
+        with pytest.raises(ManifestError):
+            decode(Outer, {**GOOD, key: value}, "file")
 
 
 def test_messages_stay_short_whatever_the_data() -> None:

@@ -58,7 +58,7 @@ def test_a_set_that_cannot_be_opened_is_one_failure(directory: Path, damage: str
         case "no manifest":
             manifest.unlink()
         case "edited":
-            manifest.write_bytes(manifest.read_bytes().replace(b'"spills": 2', b'"spills": 0', 1))
+            manifest.write_bytes(manifest.read_bytes().replace(b'"spills":2', b'"spills":0', 1))
         case _:
             directory.chmod(0o777)
     (failure,) = verify(directory)
@@ -265,7 +265,7 @@ def test_the_assemblers_major_version(abi: int, sm: int, major: int) -> None:
 def test_shared_memory_that_does_not_fit_the_arch(made: Made) -> None:
     def problems(dynamic: int) -> list[str]:
         binary = dataclasses.replace(made.manifest.binaries[0], shared_bytes=dynamic)
-        return check_cubin(binary, made.cubin(0))
+        return check_cubin(binary, made.manifest.kernels[0], made.cubin(0))
 
     static = made.manifest.binaries[0].static_shared_bytes
     assert problems(99 * 1024 - static) == []
@@ -279,7 +279,7 @@ def test_all_of_a_gpus_shared_memory_may_be_used_where_the_system_has_some_too(b
     # bytes of its own.
     def problems(dynamic: int) -> list[str]:
         binary = dataclasses.replace(both.manifest.binaries[2], shared_bytes=dynamic)
-        return check_cubin(binary, both.cubin(2))
+        return check_cubin(binary, both.manifest.kernels[0], both.cubin(2))
 
     assert problems(227 * 1024 - 256) == []
     assert "shared memory do not fit sm90" in problems(227 * 1024 - 255)[0]
@@ -291,7 +291,8 @@ def test_the_systems_shared_memory_counts_where_the_code_declares_none(both: Mad
     binary = dataclasses.replace(
         both.manifest.binaries[2], static_shared_bytes=0, shared_bytes=228 * 1024
     )
-    assert any("shared memory do not fit sm90" in text for text in check_cubin(binary, data))
+    problems = check_cubin(binary, both.manifest.kernels[0], data)
+    assert any("shared memory do not fit sm90" in text for text in problems)
 
 
 def test_code_that_uses_dynamic_shared_memory_must_be_given_some(made: Made) -> None:
@@ -315,7 +316,7 @@ def test_several_problems_are_all_told(both: Made, tmp_path: Path) -> None:
 
 def test_no_cubin_at_all_is_an_error_of_integrity(made: Made) -> None:
     with pytest.raises(IntegrityError):
-        check_cubin(made.manifest.binaries[0], b"no cubin")
+        check_cubin(made.manifest.binaries[0], made.manifest.kernels[0], b"no cubin")
 
 
 def _make(path: Path, kind: str) -> None:

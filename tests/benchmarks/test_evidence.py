@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,15 +13,20 @@ from typing import Any
 
 import pytest
 
+from sonata_aot.aot.inspect import select
+from sonata_aot.artifacts import open_artifacts
+
 ROOT = Path(__file__).resolve().parents[2]
 
-# Runs the check with the GEMV's device code taken from another module.
+# Runs the check with the device code of `gemv_any` taken from another module.
 CHANGED = """
 import dataclasses, sys
 from sonata_aot.aot import plan
 from benchmarks import evidence
-spec = plan.builtin()["gemv"]
-plan.builtin = lambda: {"gemv": dataclasses.replace(spec, device="other_gemv:gemv")}
+spec = plan.builtin()["gemv_any"]
+ends = (spec.variants[0], spec.variants[-1])
+spec = dataclasses.replace(spec, variants=ends, device="other_gemv:gemv_any")
+plan.builtin = lambda: {"gemv_any": spec}
 sys.argv = ["evidence", "--results", sys.argv[1]]
 evidence.main()
 """
@@ -27,10 +34,13 @@ evidence.main()
 
 @pytest.fixture(scope="module")
 def environment(
-    tmp_path_factory: pytest.TempPathFactory, clean_environ: Callable[..., dict[str, str]]
+    tmp_path_factory: pytest.TempPathFactory,
+    clean_environ: Callable[..., dict[str, str]],
+    warm_cache: Path,
 ) -> dict[str, str]:
-    folder = str(tmp_path_factory.mktemp("evidence"))
-    return clean_environ(SONATA_AOT_CACHE_DIR=folder, PYTHONPATH=folder)
+    folder = tmp_path_factory.mktemp("evidence")
+    shutil.copytree(warm_cache, folder / "cache")
+    return clean_environ(SONATA_AOT_CACHE_DIR=str(folder / "cache"), PYTHONPATH=str(folder))
 
 
 def run(*arguments: str | Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -45,32 +55,40 @@ def check(results: Path, environment: dict[str, str], *more: str):
     )  # fmt: skip
 
 
+def write_results(folder: Path, built: Path, launcher: str, *kernels: str) -> Path:
+    """A results file as a GPU run of today's sources would leave it.
+
+    It has a record for the first and the last variant of each kernel, for each arch and form.
+    """
+    records = []
+    for name, arch in itertools.product(kernels, ("sm86", "sm90")):
+        first, *_, last = select(open_artifacts(built).manifest.binaries, kernel=name, arch=arch)
+        records += [
+            {
+                "case": f"variant={binary.variant_name}",
+                "via": f"{arch}-{form}",
+                "binaries": [payload.sha256],
+                "launcher": launcher,
+            }
+            for binary in (first, last)
+            for form, payload in (("cubin", binary.cubin), ("ptx", binary.ptx))
+        ]
+    file = folder / "results" / "some-gpu" / "gemv.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"records": records}))
+    return folder / "results"
+
+
+@pytest.fixture(scope="module")
+def launcher(environment: dict[str, str]) -> str:
+    """The digest of the launcher's sources."""
+    script = "from benchmarks.results import launcher_digest as d; print(d())"
+    return run("-c", script, environment=environment).stdout.strip()
+
+
 @pytest.fixture
-def results(environment: dict[str, str], tmp_path: Path) -> Path:
-    """A results file as a GPU run of today's sources would leave it."""
-    built = run(
-        "-m", "sonata_aot.aot", "build", "--arch", "sm86", "--arch", "sm90", "--json",
-        "--out", tmp_path / "set", environment=environment,
-    )  # fmt: skip
-    launcher = run(
-        "-c", "from benchmarks.results import launcher_digest as d; print(d())",
-        environment=environment,
-    )  # fmt: skip
-    manifest = json.loads(built.stdout)["manifest"]
-    records = [
-        {
-            "case": f"variant={index}",
-            "via": f"{binary['arch']}-{form}",
-            "binaries": [binary[form]["sha256"]],
-            "launcher": launcher.stdout.strip(),
-        }
-        for index, binary in enumerate(manifest["binaries"])
-        for form in ("cubin", "ptx")
-    ]
-    folder = tmp_path / "results" / "some-gpu"
-    folder.mkdir(parents=True)
-    (folder / "gemv.json").write_text(json.dumps({"records": records}))
-    return folder.parent
+def results(built: Path, launcher: str, tmp_path: Path) -> Path:
+    return write_results(tmp_path, built, launcher, "gemv", "gemv_any")
 
 
 def edit(results: Path, **changes: Any) -> None:
@@ -83,16 +101,22 @@ def edit(results: Path, **changes: Any) -> None:
 def test_results_of_todays_sources_are_fresh(results: Path, environment: dict[str, str]):
     done = check(results, environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 of 8 records are fresh" in done.stdout
+    assert "16 of 16 records are fresh" in done.stdout
 
 
-def test_a_changed_kernel_makes_every_result_stale(results: Path, environment: dict[str, str]):
-    source = (ROOT / "kernels" / "gemv" / "device.py").read_text()
+def test_a_changed_kernel_makes_every_result_stale(
+    built: Path, launcher: str, environment: dict[str, str], tmp_path: Path
+):
+    results = write_results(tmp_path, built, launcher, "gemv_any")
+    source = (ROOT / "kernels" / "gemv" / "general.py").read_text()
+    source = source.replace("from ..", "from sonata_aot.kernels.")
+    source = source.replace("from .", "from sonata_aot.kernels.gemv.")
     other = Path(environment["PYTHONPATH"]) / "other_gemv.py"
 
     other.write_text(source)
     same = run("-c", CHANGED, results, environment=environment)
     assert same.returncode == 0, same.stdout + same.stderr  # moved, but the same machine code
+    assert "8 of 8 records are fresh" in same.stdout
 
     assert source.count("sums.fill(0.0)") == 1
     other.write_text(source.replace("sums.fill(0.0)", "sums.fill(1.0)"))
@@ -119,7 +143,7 @@ def test_one_stale_record_fails_and_is_named(
     assert done.returncode == 1
     assert "stale: some-gpu/gemv.json M=9" in done.stdout
     assert reason in done.stdout
-    assert "7 of 8" in done.stdout
+    assert "15 of 16" in done.stdout
     assert check(results, environment, "--report").returncode == 0
 
 

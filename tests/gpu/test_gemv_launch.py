@@ -6,17 +6,15 @@ import threading
 
 import pytest
 
+from gemv_cases import launch, torch
 from sonata_aot.artifacts.errors import ArgumentError, SonataError, VariantMissing
 from sonata_aot.loader import Kernels
-
-torch = pytest.importorskip("torch")
 
 N, K = 512, 1024
 
 
 @pytest.fixture
 def operands():
-    torch.seed()
     x = torch.randn(2, K, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(N, K, device="cuda", dtype=torch.bfloat16)
     return x, weight
@@ -111,40 +109,101 @@ def test_a_thread_that_never_touched_cuda_can_launch(kernels: Kernels, operands)
     assert close(results[0], x, weight)
 
 
+def test_many_threads_launch_on_streams_of_their_own(kernels: Kernels):
+    failed: list[object] = []
+
+    def work(seed: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for i in range(30):
+                    # Sizes that no thread has had yet, or that all ask for at once.
+                    n, k = 64 + i, 8 * (1 + (seed * i) % 64) + (i % 3 == 2)
+                    x = torch.randn(1 + i % 8, k, device="cuda", dtype=torch.bfloat16)
+                    weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+                    y = kernels.gemv(x, weight)
+                    bound = kernels.gemv.bind(weight)(x)
+                    assert close(y, x, weight)
+                    assert close(bound, x, weight)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_bound_calls_in_a_graph_follow_changed_inputs(kernels: Kernels, operands):
+    x, weight = operands
+    bias = torch.randn(N, device="cuda", dtype=torch.bfloat16)
+    bound = kernels.gemv.bind(weight, bias)
+    out = bound(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bound(x, out)
+    for _ in range(3):
+        x.normal_()
+        bias.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        expected = x.double() @ weight.double().T + bias.double()
+        assert (out.double() - expected).norm() <= 2**-8 * expected.norm()
+
+
+def test_nothing_is_left_behind_by_a_call(kernels: Kernels, operands):
+    x, weight = operands
+    out, bound = kernels.gemv(x, weight), kernels.gemv.bind(weight)
+    bound(x, out)
+    before = torch.cuda.memory_allocated()
+    for _ in range(10):
+        kernels.gemv(x, weight, out=out)
+        bound(x, out)
+        kernels.gemv(x, weight)
+    assert torch.cuda.memory_allocated() == before
+
+
 def refused(x, weight):
     """Calls that must be refused: name, arguments, a word of the message."""
     cpu = torch.zeros(1, K, dtype=torch.bfloat16)
+    bias = torch.zeros(N, device="cuda", dtype=torch.bfloat16)
     return {
         "not a tensor": ((x, [1.0]), "list"),
         "cpu x": ((cpu, weight), "cpu"),
         "cpu weight": ((x, weight.cpu()), "cpu"),
         "float32": ((x.float(), weight.float()), "float32"),
+        "complex": ((x.to(torch.complex64), weight.to(torch.complex64)), "complex"),
         "mixed dtypes": ((x, weight.half()), "float16"),
         "one dimension": ((x[0], weight), "dimension"),
         "three dimensions": ((x[None], weight), "dimension"),
         "other K": ((x[:, :512], weight), "shape"),
-        "K not a multiple of 8": ((x[:, :1020], weight[:, :1020]), "multiple of 8"),
         "no K": ((x[:, :0], weight[:, :0]), "K = 0"),
         "no N": ((x, weight[:0]), "N = 0"),
         "transposed x": ((x.T.contiguous().T, weight), "contiguous"),
         "transposed weight": ((x, weight.T.contiguous().T), "contiguous"),
-        "x off by one element": ((x[:, 1:1017], weight[:, :1016]), "aligned"),
-        "weight rows not aligned": (
-            (x[:, :1008], weight.flatten()[: 99 * 1012].view(99, 1012)[:, :1008]),
-            "aligned",
-        ),
-        "no rows": ((x[:0], weight), "rows"),
+        "every other column": ((x[:, ::2], weight[:, ::2]), "contiguous"),
+        "no rows": ((x[:0], weight), "linear"),
         "too many rows": ((x.repeat(20, 1), weight), "linear"),
+        "nine rows": ((x[:1].expand(9, K), weight), "linear"),
         "requires grad": ((x.clone().requires_grad_(), weight), "grad"),
+        "weight requires grad": ((x, weight.clone().requires_grad_()), "grad"),
         "sparse": ((x.to_sparse(), weight), "sparse"),
+        "negated": ((torch._neg_view(x), weight), "negated"),
+        "bias of another length": ((x, weight, bias[:-1]), "bias"),
+        "bias of another dtype": ((x, weight, bias.float()), "bias"),
+        "bias on the cpu": ((x, weight, bias.cpu()), "bias"),
+        "bias of two dimensions": ((x, weight, bias[None]), "bias"),
+        "bias not contiguous": ((x, weight, bias.repeat(2)[::2]), "bias"),
     }
 
 
 CASES = (
-    "not a tensor", "cpu x", "cpu weight", "float32", "mixed dtypes", "one dimension",
-    "three dimensions", "other K", "K not a multiple of 8", "no K", "no N", "transposed x",
-    "transposed weight", "x off by one element", "weight rows not aligned", "no rows",
-    "too many rows", "requires grad", "sparse",
+    "not a tensor", "cpu x", "cpu weight", "float32", "complex", "mixed dtypes", "one dimension",
+    "three dimensions", "other K", "no K", "no N", "transposed x", "transposed weight",
+    "every other column", "no rows", "too many rows", "nine rows", "requires grad",
+    "weight requires grad", "sparse", "negated", "bias of another length", "bias of another dtype",
+    "bias on the cpu", "bias of two dimensions", "bias not contiguous",
 )  # fmt: skip
 
 
@@ -158,7 +217,7 @@ def test_bad_arguments_are_refused_and_harm_nothing(kernels: Kernels, operands, 
     assert close(kernels.gemv(x, weight), x, weight)
 
 
-def outs(x, weight):
+def outs(x, weight, bias):
     flat = torch.empty(4 * N, device="cuda", dtype=torch.bfloat16)
     return {
         "shape": torch.empty(2, N + 1, device="cuda", dtype=torch.bfloat16),
@@ -169,23 +228,56 @@ def outs(x, weight):
         "expanded": torch.empty(1, N, device="cuda", dtype=torch.bfloat16).expand(2, N),
         "is x": x[:, :N],
         "in weight": weight[:2, :N],
+        "in bias": bias[N:].view(2, N),
         "not a tensor": 3,
     }
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["shape", "dtype", "device", "columns apart", "rows overlap", "expanded", "is x", "in weight",
-     "not a tensor"],
+OUTS = (
+    "shape", "dtype", "device", "columns apart", "rows overlap", "expanded", "is x", "in weight",
+    "in bias", "not a tensor",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OUTS)
 def test_bad_outputs_are_refused(kernels: Kernels, operands, case: str):
     x, weight = operands
-    kept = x.clone(), weight.clone()
+    memory = torch.randn(3 * N, device="cuda", dtype=torch.bfloat16)
+    bias = memory[N // 2 : N // 2 + N]
+    kept = x.clone(), weight.clone(), memory.clone()
     with pytest.raises(ArgumentError, match="out"):
-        kernels.gemv(x, weight, out=outs(x, weight)[case])
+        kernels.gemv(x, weight, bias, out=outs(x, weight, memory)[case])
+    with pytest.raises(ArgumentError, match="out"):
+        kernels.gemv.bind(weight, bias)(x, outs(x, weight, memory)[case])
     torch.cuda.synchronize()
-    assert torch.equal(x, kept[0])
-    assert torch.equal(weight, kept[1])
+    for tensor, before in zip((x, weight, memory), kept, strict=True):
+        assert torch.equal(tensor, before)
+
+
+def test_bad_weights_are_refused_when_they_are_bound(kernels: Kernels, operands):
+    _, weight = operands
+    bias = torch.zeros(N, device="cuda", dtype=torch.bfloat16)
+    for arguments in (
+        (weight.cpu(),),
+        (weight.float(),),
+        (weight[0],),
+        (weight.T.contiguous().T,),
+        (weight[:0],),
+        (weight, bias[:-1]),
+        (weight, bias.half()),
+    ):
+        with pytest.raises((ArgumentError, VariantMissing), match=r".*; .+"):
+            kernels.gemv.bind(*arguments)
+    for upcoming in (weight.cpu(), weight.float(), weight[0]):
+        with pytest.raises(ArgumentError, match="upcoming"):
+            kernels.gemv.bind(weight, upcoming=upcoming)
+
+
+def test_a_variant_that_was_not_built_is_said_to_be_missing(kernels: Kernels, operands):
+    x, weight = operands
+    variant = {**kernels.gemv.binary(x, weight).variant, "rows": 6}
+    with pytest.raises(VariantMissing, match="--all"):
+        kernels.gemv.using(variant, launch())(x, weight)
 
 
 def test_the_driver_refuses_bad_images_by_name():

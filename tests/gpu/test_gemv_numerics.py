@@ -1,123 +1,156 @@
-"""The GEMV against float64, on fresh random data, with poisoned outputs and padding."""
+"""The GEMV against float64: fresh random data, poisoned outputs, NaN around everything it reads."""
 
 from __future__ import annotations
 
 import pytest
 
+from gemv_cases import DTYPES, NAN, Answer, Verdicts, guarded, output, random, spoiled, torch
+from sonata_aot.aot.measure.shapes import DEFAULT_SHAPES, Shape
 from sonata_aot.loader import Kernels
 
-torch = pytest.importorskip("torch")
-
-NAN = float("nan")
-# Below, at and above what a block covers in one step, with rests of every kind; and real shapes.
-DEPTHS = (8, 16, 248, 256, 264, 1016, 1024, 2048, 2056, 4096, 14336)
-WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 33, 255, 2048)
-ZONOS = ((2048, 4096), (8512, 2048), (16384, 2048))
+# Less than, as many as and more than what a vector, a chunk and a step of a block have.
+DEPTHS = (1, 2, 7, 8, 9, 15, 16, 248, 1016, 2056, 4096, 14336)
+WIDTHS = (1, 2, 3, 5, 7, 9, 33, 255, 2048)
+ROWS = range(1, 9)
 
 
-def reference(x, weight):
-    return x.double() @ weight.double().T
-
-
-def assert_close(y, x, weight):
-    """One rounding to bf16, and fp32 sums of k products, away from float64 at most."""
-    expected = reference(x, weight)
-    magnitude = x.double().abs() @ weight.double().abs().T
-    bound = 2**-8 * expected.abs() + 2**-18 * magnitude
-    wrong = ~((y.double() - expected).abs() <= bound)  # NaN is wrong
-    assert not wrong.any(), (
-        f"{int(wrong.sum())} of {wrong.numel()} elements, first {wrong.nonzero()[0]}"
-    )
-
-
-def random(*shape, scale=1.0):
-    return (torch.randn(*shape, device="cuda") * scale).to(torch.bfloat16)
-
-
-def padded(rows, columns, left, right):
-    """Random rows inside a buffer of NaN, so that reading past a row shows."""
-    buffer = torch.full(
-        (rows + 2, left + columns + right), NAN, device="cuda", dtype=torch.bfloat16
-    )
-    view = buffer[1:-1, left : left + columns]
-    view.copy_(random(rows, columns))
-    return view
-
-
-@pytest.fixture(autouse=True)
-def _fresh_data():
-    torch.seed()
-
-
-@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", DEPTHS)
-def test_every_width_and_depth(kernels: Kernels, m: int, k: int):
+def test_every_number_of_rows_width_and_depth(kernels: Kernels, dtype: str, k: int):
+    kind, verdicts = DTYPES[dtype], Verdicts()
     for n in WIDTHS:
-        x, weight = padded(m, k, 8, 16), padded(n, k, 16, 8)
-        out = torch.full((m, n), NAN, device="cuda", dtype=torch.bfloat16)
-        assert kernels.gemv(x, weight, out=out) is out
-        assert_close(out, x, weight)
+        x, weight, bias = guarded(8, k, kind), guarded(n, k, kind), guarded(1, n, kind)[0]
+        answers = {None: Answer.of(x, weight), "bias": Answer.of(x, weight, bias)}
+        for m in ROWS:
+            for given, answer in answers.items():
+                buffer, out = output(m, n, kind)
+                returned = kernels.gemv(x[:m], weight, bias if given else None, out=out)
+                assert returned is out
+                verdicts.add(f"M={m} N={n} {given}", answer.wrong(out))
+                verdicts.add(f"M={m} N={n} {given}, around the output", spoiled(buffer, out))
+    verdicts.check()
 
 
-@pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize(("n", "k"), ZONOS)
-def test_zonos_shapes_are_as_exact_as_cublas(kernels: Kernels, m: int, n: int, k: int):
-    x, weight = random(m, k), random(n, k, scale=k**-0.5)
-    expected = reference(x, weight)
-
-    def error(y):
-        return float((y.double() - expected).norm() / expected.norm())
-
-    assert error(kernels.gemv(x, weight)) <= 1.05 * error(x @ weight.T)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_output_of_its_own(kernels: Kernels, dtype: str):
+    x, weight = guarded(3, 264, DTYPES[dtype]), guarded(100, 264, DTYPES[dtype])
+    y = kernels.gemv(x, weight)
+    assert (tuple(y.shape), y.dtype, y.device) == ((3, 100), x.dtype, x.device)
+    assert y.is_contiguous()
+    assert not Answer.of(x, weight).wrong(y).any()
 
 
-@pytest.mark.parametrize("m", [1, 2])
-def test_large_means_and_outlier_columns(kernels: Kernels, m: int):
-    x, weight = random(m, 2048) + 8.0, random(512, 2048) + 4.0
-    weight[:, 77] *= 1000.0
-    assert_close(kernels.gemv(x, weight), x, weight)
+def operands(kind: str, dtype: str, shape: Shape):
+    """Normal data; or with means far from zero; or with columns much greater than the others.
+
+    Scaled so that a float16 holds the results.
+    """
+    scale = shape.k**-0.5
+    x = torch.randn(8, shape.k, device="cuda")
+    weight = torch.randn(shape.n, shape.k, device="cuda")
+    if kind == "large means":
+        x, weight = x + 8, weight + 4
+    elif kind == "outliers":
+        x[:, 5] *= 100
+        weight[:, 77] *= 1000
+    return x.to(DTYPES[dtype]), (weight * scale).to(DTYPES[dtype])
 
 
-def test_infinities_and_nans_travel(kernels: Kernels):
-    x, weight = random(1, 64), random(4, 64)
-    weight[0, 3], weight[1, 63], weight[2, 8] = float("inf"), -float("inf"), NAN
-    x[0, 3] = x[0, 63] = 1.0
-    y = kernels.gemv(x, weight).float().cpu()[0]
-    assert y[0] == float("inf")
-    assert y[1] == -float("inf")
-    assert y[2].isnan()
-    assert y[3].isfinite()
+@pytest.mark.parametrize("kind", ["normal", "large means", "outliers"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", DEFAULT_SHAPES, ids=str)
+def test_real_shapes_are_as_exact_as_cublas(kernels: Kernels, shape: Shape, dtype: str, kind: str):
+    x, weight = operands(kind, dtype, shape)
+    answer, verdicts, errors = Answer.of(x, weight), Verdicts(), []
+    for m in (1, 2, 4, 8):
+        _, out = output(m, shape.n, x.dtype)
+        kernels.gemv(x[:m], weight, out=out)
+        bound = kernels.gemv.bind(weight)(x[:m])
+        verdicts.add(f"M={m}", answer.wrong(out))
+        verdicts.add(f"M={m} bound", answer.wrong(bound))
+        errors += [answer.error(y) for y in (x[:m] @ weight.T, out, bound)]
+    verdicts.check()
+    found = torch.stack(errors).view(-1, 3).tolist()
+    for m, (cublas, ours, bound) in zip((1, 2, 4, 8), found, strict=True):
+        assert ours <= 1.05 * cublas, f"M={m}"
+        assert bound <= 1.05 * cublas, f"M={m} bound"
 
 
-@pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize("offset", [0, 1, 3])
-def test_out_of_any_alignment_and_stride_leaves_its_surroundings(
-    kernels: Kernels, m: int, offset: int
+# (K, start of x past a 16-byte boundary): the fast path, and both forms of the other one.
+PATHS = ((72, 0), (72, 1), (71, 1))
+
+
+def in_float64(x, weight):
+    """Products one by one: a library might leave out those with zero."""
+    return (x.double()[:, None] * weight.double()[None]).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "start"), PATHS)
+def test_infinities_and_nans_travel_to_where_they_belong(
+    kernels: Kernels, dtype: str, k: int, start: int
 ):
-    n, k = 37, 264
-    x, weight = random(m, k), random(n, k)
-    buffer = torch.full((m + 2, n + 7), 7.0, device="cuda", dtype=torch.bfloat16)
-    out = buffer[1 : m + 1, offset : offset + n]
-    out.fill_(NAN)
-    kernels.gemv(x, weight, out=out)
-    assert_close(out, x, weight)
-    out.fill_(7.0)
-    assert (buffer == 7.0).all()
+    inf = float("inf")
+    for m in ROWS:
+        x, weight = guarded(m, k, DTYPES[dtype], start=start), guarded(40, k, DTYPES[dtype])
+        x.copy_(x.abs() + 0.5)
+        weight.copy_(weight.abs() + 0.5)
+        clean = kernels.gemv(x, weight)
+        weight[0, 3], weight[1, k - 1], weight[2, 8] = inf, -inf, NAN
+        weight[3, 0], weight[3, 70], weight[39, k - 1] = inf, -inf, inf
+        x[m - 1, 9] = inf
+        if m > 1:
+            x[0, 1] = NAN
+        y, expected = kernels.gemv(x, weight), in_float64(x, weight)
+        for same in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(same(y), same(expected)), f"M={m} {same.__name__}"
+        # What is finite has the very bits that it has beside finite numbers.
+        finite = expected.isfinite()
+        assert torch.equal(y[finite], clean[finite])
 
 
-def test_offsets_past_2_to_the_31_elements(kernels: Kernels):
-    stride, n, k = 2**30 + 8, 5, 64
-    if torch.cuda.mem_get_info()[0] < 3 * n * stride:
-        pytest.skip("needs 16 GB of free device memory")
-    flat = torch.empty((n - 1) * stride + k, device="cuda", dtype=torch.bfloat16)
-    weight = flat.as_strided((n, k), (stride, 1))
-    weight.copy_(random(n, k))
-    x = random(2, k)
-    assert_close(kernels.gemv(x, weight), x, weight)
+@pytest.mark.parametrize(("k", "start"), PATHS)
+def test_what_is_too_large_for_the_dtype_is_infinite(kernels: Kernels, k: int, start: int):
+    x = guarded(2, k, torch.float16, start=start).fill_(64.0)
+    weight = guarded(3, k, torch.float16).fill_(8.0)
+    weight[1] *= -2
+    weight[2] *= 4
+    # Sums of 512, -1024 and 2048, k of them.
+    expected = torch.tensor([512.0 * k, -float("inf"), float("inf")], device="cuda").half()
+    assert torch.equal(kernels.gemv(x, weight), expected.expand(2, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "start"), PATHS)
+def test_subnormal_inputs_count(kernels: Kernels, dtype: str, k: int, start: int):
+    least = torch.finfo(DTYPES[dtype]).smallest_normal
+    x, weight = guarded(2, k, DTYPES[dtype], start=start), guarded(5, k, DTYPES[dtype])
+    x.copy_(x.double() * least / 16)
+    weight.copy_(weight.double() * (2.0**40 if dtype == "bf16" else 64))
+    answer = Answer.of(x, weight)
+    assert answer.expected.abs().min() > 0
+    assert not answer.wrong(kernels.gemv(x, weight)).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "start"), PATHS)
+def test_a_bias_decides_where_the_sum_is_small(kernels: Kernels, dtype: str, k: int, start: int):
+    # Rounding the sum before the bias is added would leave nothing of it, or far too much.
+    x, weight = guarded(4, k, DTYPES[dtype], start=start), guarded(65, k, DTYPES[dtype])
+    bias = -kernels.gemv(x[:1], weight)[0]
+    answer = Answer.of(x[:1], weight, bias)
+    y = kernels.gemv(x[:1], weight, bias)
+    assert not answer.wrong(y).any()
+    assert y.count_nonzero() > 32
 
 
 def test_equal_inputs_give_equal_bits(kernels: Kernels):
-    x, weight = random(2, 4096), random(2048, 4096)
-    first = kernels.gemv(x, weight)
-    for _ in range(20):
-        assert torch.equal(kernels.gemv(x, weight), first)
+    verdicts = Verdicts()
+    for m in (1, 2, 3, 8):
+        for start in (0, 1):
+            x = guarded(m, 4096, torch.bfloat16, start=start)
+            weight = random(2048, 4096, dtype=torch.bfloat16)
+            first = kernels.gemv(x, weight)
+            for _ in range(20):
+                verdicts.same(f"M={m} start={start}", kernels.gemv(x, weight), first)
+    verdicts.check()

@@ -35,25 +35,33 @@ def test_finding_them_imports_no_compiler_and_no_torch() -> None:
     assert "sonata_aot.kernels.gemv.device" not in printed.split()
 
 
+def covered(kernel: str, *choices: str) -> set[tuple[str | int, ...]]:
+    return {tuple(variant[name] for name in choices) for variant in SPECS[kernel].variants}
+
+
 def test_the_default_set() -> None:
     """Every combination that a call can ask for and that is built without asking."""
-
-    def covered(name: str) -> set[tuple[str | int, ...]]:
-        spec = SPECS[name]
-        return {
-            tuple(variant[selector] for selector in spec.declaration.selectors)
-            for variant in spec.variants
-        }
-
-    assert [name for name, spec in SPECS.items() if spec.default] == ["gemv"]
-    assert SPECS["gemv"].declaration.selectors == ("dtype", "m")
-    assert covered("gemv") == {("bf16", 1), ("bf16", 2)}
+    assert [name for name, spec in SPECS.items() if spec.default] == ["gemv", "gemv_any"]
+    every = {(dtype, m) for dtype in ("bf16", "f16") for m in (1, 2, 4, 8)}
+    assert covered("gemv", "dtype", "m") == every
+    assert covered("gemv_any", "dtype", "m", "wide") == {(*c, w) for c in every for w in (0, 1)}
+    assert SPECS["gemv_any"].declaration.selectors == ("dtype", "m", "wide")
 
 
-@pytest.mark.parametrize("name", ["gemv_mma", "gemv_any"])
-def test_what_is_built_on_request_covers_every_dtype_and_number_of_rows(name: str) -> None:
-    asked = {(variant["dtype"], variant["m"]) for variant in SPECS[name].variants}
-    assert asked == {(dtype, m) for dtype in ("bf16", "f16") for m in (1, 2, 4, 8)}
+def test_every_number_of_rows_has_a_variant_for_every_architecture() -> None:
+    """Without programmatic launch, which sm86 lacks, and with it."""
+    assert covered("gemv", "dtype", "m", "pdl") == {
+        (dtype, m, pdl) for dtype in ("bf16", "f16") for m in (1, 2, 4, 8) for pdl in (0, 1)
+    }
+    persistent = {(variant["persistent"], variant["pdl"]) for variant in SPECS["gemv"].variants}
+    assert persistent == {(0, 0), (0, 1), (1, 1)}
+
+
+def test_the_choices_of_the_gemv() -> None:
+    """By these names, in this order, tables and callers name variants."""
+    choices = ("dtype", "m", "side", "rows", "warps", "unroll", "persistent", "pdl")
+    declaration = SPECS["gemv"].declaration
+    assert declaration.choices == declaration.selectors == choices
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
@@ -93,20 +101,24 @@ class TestEverySpec:
         assert spec.declaration.budget.stack_bytes == 0
 
 
+GOOD = SPECS["gemv"].variants[0]
+
+
 class TestKernelSpec:
     @pytest.mark.parametrize(
         "variant",
         [
-            {"dtype": "bf16", "m": 1, "rows": 4, "warps": 4},
-            {"dtype": "bf16", "m": 1, "rows": 4, "warps": 4, "unroll": 2, "more": 1},
-            {"m": 1, "dtype": "bf16", "rows": 4, "warps": 4, "unroll": 2},
-            {"dtype": "fp8", "m": 1, "rows": 4, "warps": 4, "unroll": 2},
-            {"dtype": "bf16", "m": 1, "rows": 4, "warps": 33, "unroll": 2},
-            {"dtype": "bf16", "m": 1, "rows": 4, "warps": 0, "unroll": 2},
+            {name: value for name, value in GOOD.items() if name != "pdl"},
+            {**GOOD, "more": 1},
+            dict(reversed(GOOD.items())),
+            {**GOOD, "dtype": "fp8"},
+            {**GOOD, "warps": 33},
+            {**GOOD, "warps": 0},
         ],
         ids=str,
     )
     def test_refuses_a_bad_variant(self, variant: Variant) -> None:
+        KernelSpec(SPECS["gemv"].declaration, (GOOD,), "a:b")
         with pytest.raises(ManifestError, match="'gemv'"):
             KernelSpec(SPECS["gemv"].declaration, (variant,), "a:b")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import recording_libcuda
 from recording_libcuda import Outcome, Recorder
 from sonata_aot.artifacts import Binary, Declaration, Payload, open_artifacts, publish
 from sonata_aot.artifacts.manifest import binary_order
@@ -22,60 +23,19 @@ import json, os, sys
 import torch
 from sonata_aot import loader
 from sonata_aot.loader import runtime
-
-def say(value):
-    print(json.dumps(value), flush=True)
-
-def failure(call, *args, **kwargs):
-    try:
-        call(*args, **kwargs)
-    except Exception as error:
-        return {"type": type(error).__name__, "message": str(error),
-                "sonata": isinstance(error, loader.SonataError)}
-    return None
-
-class OnDevice(torch.Tensor):
-    # A tensor that says it is on a GPU: this torch has no CUDA, and the driver is a stand-in.
-    @staticmethod
-    def __new__(cls, tensor, device="cuda:0", address=None, negated=False):
-        self = torch.Tensor._make_wrapper_subclass(
-            cls, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype,
-            device=torch.device(device), requires_grad=tensor.requires_grad)
-        self.address = tensor.data_ptr() if address is None else address
-        self.memory = tensor
-        self.negated = negated
-        return self
-
-    def data_ptr(self):
-        return self.address
-
-    def is_neg(self):
-        return self.negated
-
-    def new_empty(self, shape):
-        return OnDevice(torch.empty(shape, dtype=self.dtype), self.device)
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        raise NotImplementedError(function)
-
-STREAM = 0x7F00_1234_5678
-runtime.current_stream = lambda device: STREAM + device
-
-def tensor(*shape, address=0x1000, dtype=torch.bfloat16, device="cuda:0", stride=None,
-           negated=False):
-    stride = stride or (shape[-1], 1)[-len(shape):]
-    return OnDevice(torch.empty_strided(shape, stride, dtype=dtype), device, address, negated)
+from on_device import OnDevice, STREAM, failure, say, settled, swap, tensor
 """
+# Where the scripts find `on_device`.
+SUPPORT = Path(recording_libcuda.__file__).parents[1]
 
 
 def publish_set(
     source: Path, target: Path, *declarations: Declaration, padding: bytes = b""
 ) -> Path:
-    """Publishes a set in which gemv's binaries stand once for each of these declarations.
+    """Publishes a small set: two of gemv's binaries an architecture for each of the declarations.
 
     Their names have four letters, as `gemv` has, so that the machine code can be renamed. With
-    `padding`, appended to each file, the set has other bytes than the source.
+    `padding`, appended to each file, the set has other bytes than the source. There are no rules.
     """
     original = open_artifacts(source)
     binaries: list[Binary] = []
@@ -88,6 +48,10 @@ def publish_set(
         objects[payload.file_name] = data
         return payload
 
+    first: dict[tuple[object, ...], Binary] = {}
+    for binary in original.manifest.binaries:
+        if (binary.kernel, binary.variant["dtype"]) == ("gemv", "bf16"):
+            first.setdefault((binary.arch, binary.variant["m"]), binary)
     declarations = tuple(sorted(declarations, key=lambda declaration: declaration.name))
     names = tuple(declaration.name for declaration in declarations)
     for name in names:
@@ -99,11 +63,13 @@ def publish_set(
                 cubin=renamed(binary.cubin, name),
                 ptx=renamed(binary.ptx, name),
             )
-            for binary in original.manifest.binaries
+            for (_, m), binary in first.items()
+            if m in (1, 2)
         ]
     manifest = dataclasses.replace(
         original.manifest,
         kernels=declarations,
+        rules=(),
         selection=dataclasses.replace(original.manifest.selection, kernels=names),
         binaries=tuple(sorted(binaries, key=binary_order)),
     )
@@ -152,6 +118,7 @@ class LoaderRecorder(Recorder):
         prelude = f"{PRELUDE}\nARTIFACTS = {str(artifacts)!r}\n"
         options["env"] = {
             "SONATA_AOT_CACHE_DIR": str(self.folder / "no cache"),
+            "PYTHONPATH": str(SUPPORT),
             **options.get("env", {}),
         }
         return self.run(prelude + textwrap.dedent(script), **options)

@@ -67,9 +67,8 @@ def swapped(declaration):
 
 def retyped(declaration):
     *others, last = declaration.parameters
-    assert last.kind == "i64"
-    pointer = Parameter(last.name, "pointer", element="f32", align=4)
-    return dataclasses.replace(declaration, parameters=(*others, pointer))
+    assert last.kind == "i32"
+    return dataclasses.replace(declaration, parameters=(*others, Parameter(last.name, "f32")))
 
 
 def reselected(declaration):
@@ -121,9 +120,10 @@ def test_a_launch_is_programmatic_only_where_that_is_declared_and_asked_for(
             if binary.arch == "sm90":
                 image = artifacts.read(binary.cubin)
                 loaded = Loaded(binary, declaration, image, "cubin", 0)
+                sizes = (binary.variant["m"], 64, 1, 2, 0)
                 for asked in (True, False):
-                    loaded.launch(asked, 0x1000, 0x2000, 0x3000, binary.variant["m"], 64,
-                                  64, 64, 64, programmatic=asked)
+                    loaded.launch(asked, 0x1000, 0x2000, 0, 0x3000, *sizes, 64, 64, 64,
+                                  0, 0, 0, 0, 0, programmatic=asked)
         """,
         env=HOPPER,
     )

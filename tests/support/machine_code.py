@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import re
+from sonata_aot.aot.sass import Instruction, loops, parse
 
-from sonata_aot.aot.sass import Instruction, parse
+__all__ = ["assert_fixed_order", "assert_quick", "innermost", "loops"]
 
 
-def loops(text: str) -> list[tuple[int, int]]:
-    """Address of the first instruction and of the branch back, of each loop."""
-    labels: dict[str, int] = {}
-    waiting: list[str] = []
-    found = []
-    for line in text.splitlines():
-        if label := re.fullmatch(r"\s*(\.L_x_\d+):\s*", line):
-            waiting.append(label[1])
-        for instruction in parse(line):
-            labels.update(dict.fromkeys(waiting, instruction.address))
-            waiting.clear()
-            target = re.search(r"\(?(\.L_x_\d+)\)?", instruction.operands)
-            if instruction.mnemonic == "BRA" and target and target[1] in labels:
-                start = labels[target[1]]
-                if start < instruction.address:
-                    found.append((start, instruction.address))
-    return found
+def innermost(text: str, mnemonic: str) -> tuple[Instruction, ...]:
+    """The shortest loop that has an instruction of this kind in it."""
+    instructions = parse(text)
+    bodies = [
+        tuple(i for i in instructions if start <= i.address <= end) for start, end in loops(text)
+    ]
+    return min((body for body in bodies if any(i.mnemonic == mnemonic for i in body)), key=len)
 
 
 def assert_quick(loop: tuple[Instruction, ...]) -> None:

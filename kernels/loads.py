@@ -1,28 +1,27 @@
-"""Predicated loads: what lies outside is not read and is zero."""
+"""Predicated loads, shared by kernels: what lies outside is not read and is zero."""
+
+# The DSL ships no types, and its `.pth` file hides it from type checkers.
 
 # pyright: reportMissingImports=false
 
 from cutlass import Int32, Int64, Uint16, Uint32, cute
 
 STREAMED = "ld.global.L1::no_allocate"
-"""Weights are read once, so they leave the L1 to x."""
+"""What is read once leaves the L1 to the rest."""
 CACHED = "ld.global"
-
-
-def streamed(fetch):
-    """The load of weights; `fetch` is how many bytes the L2 fetches at least, 0 for its default."""
-    return f"{STREAMED}.L2::{fetch}B" if fetch else STREAMED
 
 
 def load_vector(address, offset, position, limit, instruction, rows_left=None, row=0):
     """Load the 16 bytes at `address` plus a constant `offset`, as four words.
 
-    Zeros unless `position < limit` and, with `rows_left`, `rows_left > row`.
+    Zeros unless `position < limit` and, with `rows_left`, `rows_left > row`. `position` and `limit`
+    are both `Uint32` or both `Int64`.
     """
+    kind = "s64" if isinstance(limit, Int64) else "u32"
     within = f"setp.gt.and.s32 inside, {{$r3}}, {row}, inside; " if rows_left is not None else ""
     zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(4))
     return cute.arch.inline_ptx(
-        "{ .reg .pred inside; setp.lt.u32 inside, {$r1}, {$r2}; "
+        f"{{ .reg .pred inside; setp.lt.{kind} inside, {{$r1}}, {{$r2}}; "
         + within
         + zeros
         + "@inside "

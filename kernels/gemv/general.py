@@ -1,8 +1,9 @@
 """Skinny GEMV for any layout: ``out = x @ weight.T + bias``, for up to eight rows of x.
 
-The shapes are those of ``device.py``, but ``k`` is anything from 1 on, and ``x`` and ``weight``
-have any row stride and any base address that a 16-bit element may have. Only elements of the rows
-are read: each load is of one element, and predicated on lying in its row.
+The shapes are those of ``device.py``, but ``k`` is anything from 1 to 2**31 - 1, and ``x`` and
+``weight`` have any row stride and any base address that a 16-bit element may have. Only elements of
+the rows are read: each load is of one element, and predicated on lying in its row. Positions pass
+``k`` by less than two steps, so as unsigned numbers they stay below 2**32.
 
 The order of K in the fragments is free as long as both operands agree on it. So the eight elements
 of a lane's vector are not neighbours here: element ``e`` of the vectors of a chunk is one run in
@@ -21,9 +22,9 @@ The sums meet in a fixed order, as in ``device.py``.
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint16, Uint32, cute
 
+from ..loads import CACHED, STREAMED, load_bits, load_vector
 from .device import PAD, smaller, store_sums, sum_over_warps
 from .fragments import VECTOR, WARP, Layout
-from .loads import CACHED, STREAMED, load_bits, load_vector
 
 
 @cute.kernel
@@ -94,7 +95,9 @@ def gemv_any(
     answer_column = thread // rows
     answers = answer_column < smaller(Uint32(x_rows), Uint32(m))
     bias_bits = load_bits(bias, first_row + answer_row, answers, answer_row, rows_left)
-    for _ in cutlass.range(0, Uint32(k), step, unroll=1):
+    # A count of steps: a position would pass 2**31, and loops compare as signed numbers.
+    steps = Int32((Uint32(k) + (step - 1)) // step)
+    for _ in cutlass.range(0, steps, 1, unroll=1):
         address += step * 2
         x_address += step * 2
         position += step

@@ -1,0 +1,209 @@
+"""The commands that measure on the GPU at hand: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from ..artifacts.errors import StoreError
+from ..artifacts.places import default_artifacts
+from .options import DIRECTORY, FILE
+
+# Only what `--help` needs is imported above: what measures imports torch.
+
+_directory = click.argument("directory", type=DIRECTORY, required=False)
+_shape = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NxK",
+    help="Measure this shape of the weight instead of the default ones; repeatable.",
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure kernels against their opponents on the GPU at hand."""
+
+
+@bench.command("gemv")
+@_directory
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="Measure this architecture's binaries, through their PTX if need be; repeatable. "
+    "Default: what suits the GPU best.",
+)
+@_shape
+@click.option(
+    "--m",
+    "batches",
+    multiple=True,
+    type=click.IntRange(1, 8),
+    help="Rows of x; repeatable. Default: 1, 2, 4 and 8.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(("bf16", "f16")),
+    help="Repeatable. Default: bf16.",
+)
+@click.option("--bias", is_flag=True, help="Add a bias.")
+@click.option("--plain", is_flag=True, help="Do not declare the weights constant.")
+@click.option("--json", "json_file", type=FILE, help="Write the results to this file.")
+@click.option("--picture", type=FILE, help="Draw the results into this file: .png, .svg or .pdf.")
+def bench_gemv(
+    directory: Path | None,
+    archs: tuple[str, ...],
+    shapes: tuple[str, ...],
+    batches: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    bias: bool,
+    plain: bool,
+    json_file: Path | None,
+    picture: Path | None,
+) -> None:
+    """Time the skinny GEMV against cuBLAS and against kernels that only read.
+
+    DIRECTORY, by default SONATA_AOT_DIR or the user's cache, must hold the kernels gemv and read.
+    Times are those of CUDA graphs whose weights rotate through 800 MB. A figure above the read
+    ceiling, which is measured too, is an error.
+    """
+    from ..artifacts.arch import Arch
+    from .measure import gpu, render
+    from .measure.shapes import DEFAULT_BATCHES, DEFAULT_SHAPES, Shape
+
+    sizes = [Shape.parse(text) for text in shapes] or DEFAULT_SHAPES
+    archs = tuple(Arch.parse(arch).name for arch in archs)
+    if picture is not None:
+        render.check_picture(picture)
+    machine = gpu.machine()
+    from .measure import gemv
+
+    _require_writable(json_file, picture)
+    plan = gemv.Plan(
+        shapes=sizes,
+        batches=batches or DEFAULT_BATCHES,
+        dtypes=dtypes or ("bf16",),
+        bound=not plain,
+        bias=bias,
+    )
+    directory = directory or default_artifacts()
+    result = gemv.run(directory, archs, plan, _note)
+    data = result.data(machine, directory)
+    click.echo(render.table(data))
+    if json_file is not None:
+        _write(json_file, json.dumps(data, indent=1) + "\n")
+    if picture is not None:
+        render.draw(data, picture)
+
+
+@click.group()
+def tune() -> None:
+    """Make the tables that say which variant of a kernel a call gets."""
+
+
+@tune.command("gemv")
+@_directory
+@click.option("--arch", required=True, metavar="ARCH", help="Whose variants to measure.")
+@_shape
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 100),
+    default=1.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="How much slower than a shape's fastest its variant may be, so that fewer are needed.",
+)
+@click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    metavar="CHOICE=VALUE,...",
+    help="Have variants with these values among those to choose from, for a reason that times of "
+    "single shapes do not show; repeatable.",
+)
+@click.option(
+    "--model",
+    "target",
+    type=click.Choice(("a10g",)),
+    help="Score the times for this GPU, where another one is at hand.",
+)
+@click.option("--out", type=FILE, help="Write the table to this file, not to the output.")
+@click.option(
+    "--json", "json_file", type=FILE, help="Write every measurement to this file, come what may."
+)
+@click.option(
+    "--measured",
+    type=FILE,
+    help="Make the table of such a file, and measure nothing.",
+)
+def tune_gemv(
+    directory: Path | None,
+    arch: str,
+    shapes: tuple[str, ...],
+    tolerance: float,
+    kept: tuple[str, ...],
+    target: str | None,
+    out: Path | None,
+    json_file: Path | None,
+    measured: Path | None,
+) -> None:
+    """Measure every variant of the skinny GEMV, and write the table of the fastest.
+
+    DIRECTORY, by default SONATA_AOT_DIR or the user's cache, must hold all declared variants:
+    `sonata-aot build --all --arch ... --kernel gemv`.
+    """
+    from ..artifacts.arch import Arch
+    from .measure import gpu
+    from .measure.shapes import DEFAULT_SHAPES, Shape
+
+    arch = Arch.parse(arch).name
+    sizes = [Shape.parse(text) for text in shapes] or DEFAULT_SHAPES
+    directory = directory or default_artifacts()
+    if measured is None:
+        gpu.machine()  # what is missing is said before anything that needs torch is imported
+    from .measure import tune as run
+
+    _require_writable(json_file, out)
+    if measured is not None:
+        raw = run.Raw.read(measured)
+    else:
+        raw = run.Raw()
+        try:
+            run.measure(directory, arch, sizes, target, raw, _note)
+        finally:
+            if json_file is not None and raw.measurements:
+                _write(json_file, raw.text())
+    text = run.make(raw, run.tuned_binaries(directory, arch), target, tolerance / 100, kept)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        _write(out, text)
+        _note(f"written to {out}")
+
+
+def _note(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _require_writable(*files: Path | None) -> None:
+    """Say now, and not after minutes of measuring, that a file cannot be written."""
+    for path in files:
+        if path is not None:
+            _write(path, "", "a")
+
+
+def _write(path: Path, text: str, mode: str = "w") -> None:
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}", remedy="name a file that can be written"
+        ) from None

@@ -1,1 +1,0 @@
-"""Skinny GEMV on the tensor cores, for 1 to 8 rows of x; built on request."""

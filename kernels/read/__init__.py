@@ -1,0 +1,1 @@
+"""A kernel that only reads, to measure what reading costs."""
