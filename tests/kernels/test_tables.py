@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from sonata_aot.artifacts.schema import decode, encode
 from sonata_aot.kernels import builtin, tables
 
 GEMV = builtin()["gemv"]
+ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted(tables.FOLDER.glob("*.toml"))
 SM86, SM90 = Arch.parse("sm86"), Arch.parse("sm90")
 DTYPES, BATCHES = ("bf16", "f16"), (1, 2, 4, 8)
@@ -262,3 +264,40 @@ class TestWhatIsBuilt:
         }
         for name, variants in planned(arch, everything=False).items():
             assert sorted(map(str, variants)) == sorted(map(str, present[name]))
+
+
+class TestMeasurements:
+    """The shipped tables against the measurements that they were made of."""
+
+    @staticmethod
+    def raw(arch: str) -> Any:
+        from sonata_aot.aot.measure.tune import Raw
+
+        return Raw.read(ROOT / "benchmarks" / "tuning" / f"{arch}.json")
+
+    def test_the_sm90_table_is_what_tune_makes_of_them(self) -> None:
+        raw = self.raw("sm90")
+        from sonata_aot.aot.measure.tune import make
+
+        kept = re.findall(r"Kept in any case: (\S+)\.$", origin("sm90"))
+        assert kept
+        text = make(raw, [], None, 0.01, kept)
+        assert text == (tables.FOLDER / "sm90.toml").read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("arch", ["sm86", "sm90"])
+    def test_a_measured_shape_gets_a_variant_that_is_nearly_its_fastest(self, arch: str) -> None:
+        rules = tables.rules(GEMV, Arch.parse(arch))
+        cells: dict[tuple[int, ...], list[Any]] = {}
+        for item in self.raw(arch).measurements:
+            cells.setdefault((item.m, item.constant, *item.shape), []).append(item)
+        assert len(cells) == 10 * 4 * (2 if arch == "sm90" else 1)
+        for (m, constant, n, k), items in cells.items():
+            rule = first_match(rules, {"m": m, "constant": constant}, {"n": n, "k": k})
+            assert rule is not None
+            (chosen,) = (
+                item
+                for item in items
+                if {**rule.variant, "dtype": "bf16"} == item.variant and rule.launch == item.launch
+            )
+            # The model of an A10G may prefer another one than what is fastest here.
+            assert chosen.us <= min(item.us for item in items) * 1.02
