@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from . import runtime, tensors
+from .gemv_launch import run
 from .log import logger
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ class BoundGemv:
         Raises:
             ArgumentError, VariantMissing, DriverError: as for `Gemv.__call__`.
         """
-        from .gemv import run
-
         gemv, weight, bias = self._gemv, self.weight, self.bias
         operands = gemv.check(x, weight, bias)
         plan = gemv.plan(operands, constant=True, batch_invariant=self._batch_invariant)
