@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from machine_code import assert_fixed_order, assert_quick, innermost
+from machine_code import assert_fixed_order, assert_quick, read_code
 from sonata_aot.aot.machine import occupancy
-from sonata_aot.aot.sass import Instruction, disassembly, parse
+from sonata_aot.aot.sass import Instruction
 from sonata_aot.artifacts import Arch, ArtifactSet, Binary, open_artifacts
-from sonata_aot.artifacts.cubin import KernelCode, read_cubin
+from sonata_aot.artifacts.cubin import KernelCode
 from sonata_aot.kernels import Variant, builtin
 
 if TYPE_CHECKING:
@@ -91,12 +91,7 @@ def family(build_cases: BuildCases) -> ArtifactSet:
 
 @pytest.fixture(scope="module", params=CASES, ids=case_name)
 def code(request: pytest.FixtureRequest, family: ArtifactSet) -> Code:
-    (binary,) = (
-        b for b in family.manifest.binaries if (b.arch, b.kernel, b.variant) == request.param
-    )
-    (kernel,) = read_cubin(family.read(binary.cubin)).kernels
-    text = disassembly(family.path(binary.cubin))
-    return Code(binary, kernel, parse(text), innermost(text, "HMMA"))
+    return Code(*read_code(family, request.param, "HMMA"))
 
 
 def test_nothing_lives_in_local_memory(code: Code) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from machine_code import innermost
-from sonata_aot.aot.sass import Instruction, disassembly, parse
+from machine_code import read_code
+from sonata_aot.aot.sass import Instruction
 from sonata_aot.artifacts import Arch, ArtifactSet, Binary, open_artifacts
-from sonata_aot.artifacts.cubin import KernelCode, read_cubin
+from sonata_aot.artifacts.cubin import KernelCode
 from sonata_aot.kernels import builtin
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ def family(build_cases: BuildCases) -> ArtifactSet:
     ids=lambda case: "-".join(map(str, [case[0], *case[2].values()])),
 )
 def code(request: pytest.FixtureRequest, family: ArtifactSet) -> Code:
-    (binary,) = (
-        b for b in family.manifest.binaries if (b.arch, b.kernel, b.variant) == request.param
-    )
-    (kernel,) = read_cubin(family.read(binary.cubin)).kernels
-    text = disassembly(family.path(binary.cubin))
-    return Code(binary, kernel, parse(text), innermost(text, "LDG"))
+    return Code(*read_code(family, request.param, "LDG"))
 
 
 def test_it_is_built_on_request() -> None:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from sonata_aot.aot.sass import Instruction, loops, parse
+from sonata_aot.aot.sass import Instruction, disassembly, loops, parse
+from sonata_aot.artifacts import ArtifactSet, Binary
+from sonata_aot.artifacts.cubin import KernelCode, read_cubin
+from sonata_aot.artifacts.declaration import Variant
 
-__all__ = ["assert_fixed_order", "assert_quick", "innermost", "loops"]
+__all__ = ["assert_fixed_order", "assert_quick", "innermost", "loops", "read_code"]
+
+# Arch, kernel, variant.
+Case = tuple[str, str, Variant]
+
+
+def read_code(
+    artifacts: ArtifactSet, case: Case, mnemonic: str
+) -> tuple[Binary, KernelCode, tuple[Instruction, ...], tuple[Instruction, ...]]:
+    """The binary of a case, its code, instructions, and innermost loop that has a `mnemonic`."""
+    (binary,) = (b for b in artifacts.manifest.binaries if (b.arch, b.kernel, b.variant) == case)
+    (kernel,) = read_cubin(artifacts.read(binary.cubin)).kernels
+    text = disassembly(artifacts.path(binary.cubin))
+    return binary, kernel, parse(text), innermost(text, mnemonic)
 
 
 def innermost(text: str, mnemonic: str) -> tuple[Instruction, ...]:
