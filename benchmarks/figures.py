@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sonata_aot.aot.measure.render import LARGE_BYTES, parts, ratio
+
 from .results import RESULTS, ROOT
 
-# Shapes below this do not enter a mean: their time is that of a launch.
-LARGE_BYTES = 16_000_000
 # From here on a GEMV can be held against reading alone.
 LONG_BYTES = 64_000_000
 _Groups = dict[str, list[dict[str, Any]]]
@@ -36,7 +36,7 @@ def gemv_table(results: dict[str, Any]) -> list[str]:
     machine, ceiling = results["machine"], results["ceiling"]["gbps"]
     lines = []
     for via, records in _by(results["records"], lambda record: record["via"]).items():
-        counts = sorted({_case(record)["M"] for record in records}, key=int)
+        counts = sorted({parts(record)["M"] for record in records}, key=int)
         lines += [
             f"GEMV in bf16 with constant weights, {via}, on one {machine['gpu']}, torch "
             f"{machine['torch']}, read ceiling {ceiling:.0f} GB/s:",
@@ -44,12 +44,14 @@ def gemv_table(results: dict[str, Any]) -> list[str]:
             "| N x K | " + " | ".join(f"M = {m}" for m in counts) + " |",
             "|---|" + "---|" * len(counts),
         ]
-        shapes = _by(records, lambda record: f"{_case(record)['N']} x {_case(record)['K']}")
+        shapes = _by(records, lambda record: f"{parts(record)['N']} x {parts(record)['K']}")
         for shape, of_shape in shapes.items():
-            cells = {_case(record)["M"]: _cell(record) for record in of_shape}
+            cells = {parts(record)["M"]: _cell(record) for record in of_shape}
             lines.append(f"| {shape} | " + " | ".join(cells[m] for m in counts) + " |")
         large = [record for record in records if record["bytes"] >= LARGE_BYTES]
-        means = [_mean_ratio([r for r in large if _case(r)["M"] == m]) for m in counts]
+        means = [
+            statistics.geometric_mean(ratio(r) for r in large if parts(r)["M"] == m) for m in counts
+        ]
         lines += ["| mean from 16 MB on | " + " | ".join(f"{m:.2f}x" for m in means) + " |", ""]
     return lines[:-1]
 
@@ -61,17 +63,8 @@ def _by(records: list[dict[str, Any]], key: Callable[[dict[str, Any]], str]) -> 
     return groups
 
 
-def _case(record: dict[str, Any]) -> dict[str, str]:
-    return dict(part.split("=") for part in record["case"].split())
-
-
 def _cell(record: dict[str, Any]) -> str:
-    return f"{record['ours_us']:.2f} us {record['opponent_us'] / record['ours_us']:.2f}x"
-
-
-def _mean_ratio(records: list[dict[str, Any]]) -> float:
-    ratios = [record["opponent_us"] / record["ours_us"] for record in records]
-    return statistics.geometric_mean(ratios)
+    return f"{record['ours_us']:.2f} us {ratio(record):.2f}x"
 
 
 def chain_table(results: dict[str, Any]) -> list[str]:
@@ -101,7 +94,7 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for record in results["records"]:
-        cache = dict(pair.split("=") for pair in record["case"].split()).get("cache", "not needed")
+        cache = parts(record).get("cache", "not needed")
         lines.append(
             f"| {record['via']} | {cache} | {record['import_ms']:.1f} ms "
             f"| {record['load_ms']:.1f} ms | {record['first_gemv_ms']:.1f} ms "
@@ -118,14 +111,14 @@ def share_of_read_table(results: dict[str, Any]) -> list[str]:
         "",
     ]
     large = [record for record in results["records"] if record["bytes"] >= LONG_BYTES]
-    counts = sorted({_case(record)["M"] for record in large}, key=int)
+    counts = sorted({parts(record)["M"] for record in large}, key=int)
     lines += ["| N x K | code | " + " | ".join(f"M = {m}" for m in counts) + " |"]
     lines += ["|---|---|" + "---|" * len(counts)]
     rows = _by(
-        large, lambda record: f"{_case(record)['N']} x {_case(record)['K']} | {record['via']}"
+        large, lambda record: f"{parts(record)['N']} x {parts(record)['K']} | {record['via']}"
     )
     for name, records in rows.items():
-        shares = {_case(r)["M"]: f"{r['read_us'] / r['ours_us']:.1%}" for r in records}
+        shares = {parts(r)["M"]: f"{r['read_us'] / r['ours_us']:.1%}" for r in records}
         lines.append(f"| {name} | " + " | ".join(shares[m] for m in counts) + " |")
     return lines
 
@@ -136,7 +129,7 @@ def _against(
     """A line: the worst case of some results against bf16 without bias at a like number of rows."""
 
     def key(record: dict[str, Any]) -> tuple[str, ...]:
-        case = _case(record)
+        case = parts(record)
         return record["via"], like.get(case["M"], case["M"]), case["N"], case["K"]
 
     times = {key(record): record["ours_us"] for record in base["records"]}
@@ -151,7 +144,7 @@ def cases_table(folder: Path) -> list[str]:
     """How much slower other calls are at worst."""
     base, rows = _load(folder / "gemv.json"), _load(folder / "gemv_rows.json")
     next_power = {"3": "4", "5": "8", "6": "8", "7": "8"}
-    between = {"records": [r for r in rows["records"] if _case(r)["M"] in next_power]}
+    between = {"records": [r for r in rows["records"] if parts(r)["M"] in next_power]}
     return [
         f"Worst time over that of bf16 without bias, {base['machine']['gpu']}:",
         "",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from sonata_aot.aot.measure import gpu, timing
-from sonata_aot.aot.measure.gemv import LARGE, reader
+from sonata_aot.aot.measure.gemv import LARGE, large_read, reader
 from sonata_aot.artifacts.errors import SonataError
 from sonata_aot.artifacts.places import default_artifacts
 
@@ -109,8 +109,7 @@ def measure(loaded: gpu.Loaded, machine: gpu.Machine) -> dict[str, Any]:
     ours, in_order, calls, theirs = timing.replay_us(graphs, 1)
     sink = torch.zeros(1, dtype=torch.int32, device="cuda")
     read = reader(loaded, machine, sink)
-    words = torch.empty(LARGE // 8, dtype=torch.int64, device="cuda").random_()
-    ceiling = read.best([words.data_ptr()], LARGE, False, timing.FULL).gbps
+    ceiling = large_read(read, LARGE, "cuda", timing.FULL).gbps
     timing.require_possible(BYTES, ours, ceiling, f"{CASE} {loaded.via}")
     inputs = ((chain.start, weights[0]), (chain.projected[:, :INNER], weights[1]))
     binaries = [gemv.binary(x, weight, constant=True) for x, weight in inputs]

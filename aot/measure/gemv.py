@@ -93,7 +93,8 @@ class Bench:
         Raises:
             SonataError: a result is wrong, or a figure is above the ceiling.
         """
-        best = min((self._large(reader, large) for _, reader in self._sets), key=lambda r: r.us)
+        reads = (large_read(reader, large, self._device, self._effort) for _, reader in self._sets)
+        best = min(reads, key=lambda read: read.us)
         self._progress(f"read {large} bytes")
         records = []
         for dtype in plan.dtypes:
@@ -108,10 +109,6 @@ class Bench:
             require_below(record, ceiling.gbps)
             record["ceiling_gbps"] = round(ceiling.gbps, 1)
         return Result(records, best, ceiling)
-
-    def _large(self, reader: Reader, size: int) -> Read:
-        words = torch.empty(size // 8, dtype=torch.int64, device=self._device).random_()
-        return reader.best([words.data_ptr()], size // 8 * 8, False, self._effort)
 
     def _shape(
         self,
@@ -188,6 +185,16 @@ class Bench:
             # No figures yet: they are shown once they are known to be below the ceiling.
             self._progress(f"measured {case} {loaded.via}")
         return records
+
+
+def large_read(reader: Reader, size: int, device: str, effort: Effort) -> Read:
+    """The fastest plain read of a buffer of random numbers, `size` bytes of it.
+
+    Raises:
+        SonataError: a figure beyond the memory's peak rate.
+    """
+    words = torch.empty(size // 8, dtype=torch.int64, device=device).random_()
+    return reader.best([words.data_ptr()], size // 8 * 8, False, effort)
 
 
 def _digest(binary: Binary, loaded: Loaded) -> str:

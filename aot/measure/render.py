@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def _means(records: Sequence[dict[str, Any]]) -> Iterable[str]:
             key = (record["via"], case["dtype"], case["M"])
             groups.setdefault(key, []).append(ratio(record))
     for (via, dtype, m), ratios in groups.items():
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        mean = statistics.geometric_mean(ratios)
         shapes = f"{len(ratios)} shapes" if len(ratios) > 1 else "1 shape"
         yield f"{via} {dtype} M={m}: {mean:.2f}x, geometric mean of {shapes} from 16 MB on"
 
