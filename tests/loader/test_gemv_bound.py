@@ -287,7 +287,7 @@ UPCOMING = {
 
 
 def test_what_is_read_next_is_asked_for(recorder, artifacts, manifest):
-    """16-byte aligned and within the tensor, at most 4 MiB, each block the same share."""
+    """16-byte aligned and within the tensor, at most 6 MiB, each block the same share."""
     sizes = [(1, 600, 4096), (1, 6000, 4096), (2, 100, 2048), (8, 600, 2048), (1, 16, 64)]
     script = "def fill(value): return value\n"
     for address, shape, stride, _ in UPCOMING.values():

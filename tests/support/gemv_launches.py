@@ -128,7 +128,7 @@ def _launch(
             ahead_rows = min(variant["rows"], 32 * variant["warps"])
             ahead_blocks = min(blocks, math.ceil(asked / variant["rows"]))
     address, size = call.upcoming
-    if not constant or persistent or blocks > 2**18:  # then a share of 4 MiB is below 16 bytes
+    if not constant or persistent or blocks > 6 * 2**16:  # then a share of 6 MiB is below 16 bytes
         address = 0
     else:
         share = min(6 * 2**20 // blocks, size // blocks)
