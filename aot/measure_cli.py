@@ -129,6 +129,14 @@ def tune() -> None:
     "single shapes do not show; repeatable.",
 )
 @click.option(
+    "--use",
+    "used",
+    multiple=True,
+    metavar="n=N,k=K,m=M,constant=0|1,CHOICE=VALUE,...",
+    help="Give this shape the fastest measured variant and launch with these values, for such a "
+    "reason; repeatable.",
+)
+@click.option(
     "--model",
     "target",
     type=click.Choice(("a10g",)),
@@ -149,6 +157,7 @@ def tune_gemv(
     shapes: tuple[str, ...],
     tolerance: float,
     kept: tuple[str, ...],
+    used: tuple[str, ...],
     target: str | None,
     out: Path | None,
     json_file: Path | None,
@@ -183,7 +192,7 @@ def tune_gemv(
                 _write(json_file, raw.text())
     # Only a model asks what the binaries are like.
     binaries = run.tuned_binaries(directory, arch) if target else ()
-    text = run.make(raw, binaries, target, tolerance / 100, kept)
+    text = run.make(raw, binaries, target, tolerance / 100, kept, used)
     if out is None:
         click.echo(text, nl=False)
     else:

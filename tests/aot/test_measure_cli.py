@@ -257,6 +257,11 @@ def test_tune_makes_a_table_of_a_file_without_any_artifacts(invoke: Invoke, tmp_
         (rule,) = table["rules"]
         assert rule["variant"]["rows"] == rows
         assert ("Kept in any case: rows=4 and m=1,rows=8." in table["origin"]) == bool(kept)
+    use = "n=512,k=64,m=1,constant=0,rows=8"
+    result = invoke(*options, "--tolerance", "0", "--use", use)
+    table = tomllib.loads(result.stdout)["gemv"]
+    assert table["rules"][0]["variant"]["rows"] == 8
+    assert f"Used where another may be faster alone: {use}." in table["origin"]
     result = invoke(*options, "--keep", "rows=5")
     assert result.exit_code == 1
     assert "--keep rows=5" in result.stderr
