@@ -77,7 +77,7 @@ def stale(
     if not record["binaries"]:
         yield "it names no binary"
     if not set(record["binaries"]) <= binaries.get(record["via"], set()):
-        yield "the kernel compiles to other bytes now"
+        yield "the kernel compiles to other bytes now, or is not built by default"
     if record["launcher"] != launcher:
         yield "the launcher's sources have changed"
     if picked(record, manifest) not in (None, set(record["binaries"])):
