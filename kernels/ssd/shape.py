@@ -114,3 +114,11 @@ class Shape:
     def shared_bytes(self):
         """All of it."""
         return self.d_start + 4 * self.width
+
+
+def slot(group, t):
+    """Where, among a warp's 32 runs of 16 bytes of the state, lane (group, t) has its own.
+
+    The turn spreads what lanes of eight groups write over all banks.
+    """
+    return group * 4 + (t ^ (group // 2))
