@@ -141,3 +141,12 @@ def reciprocal(value):
     return cute.arch.inline_ptx(
         "rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
     )
+
+
+def transpose_matrix(word):
+    """Transpose an 8x8 matrix of 16-bit elements, of which lane (group, t) has row `group`."""
+    return cute.arch.inline_ptx(
+        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
+        write_only_types=[Uint32],
+        read_only_args=[word],
+    )

@@ -60,6 +60,8 @@ from .shape import B_STAGES, SCAN_WARPS, STATE_WARPS, WARP, X_STAGES, Shape, slo
 AMONG_STATES = 1
 USED = 2
 READY = 4
+AHEAD = 3
+"""Tiles after which one is asked for that is not copied yet."""
 
 
 @cute.kernel
@@ -158,85 +160,80 @@ def ssd_scan(
     cute.arch.sync_threads()
 
     if warp < SCAN_WARPS:
+        # A warp owns a block of 16 tokens, or the half `part` of one.
         part = warp // shape.row_blocks
-        mine = channel + part * shape.channels
         c_from = c.toint() + 2 * (
             Int64(this_batch) * c_batch + Int64(group_of_head) * c_group + Int64(t * 8)
         )
         cb_from = cb.toint() + (
             (Int64(this_batch) * tiles * groups + group_of_head) * (shape.triangle * BLOCK)
-            + lane * 16
+            + (part * (16 * WARP) + lane * 16)
         )
         cb_tile = Int64(groups) * (shape.triangle * BLOCK)
-        z_from = z.toint() + 2 * (Int64(this_batch) * z_batch + Int64(head) * z_head + mine)
-        out_from = out.toint() + 2 * (Int64(this_batch) * out_batch + Int64(head) * out_head + mine)
-        # Where this lane finds its part of the state, and of x as second operand.
-        s_lane = shared + shape.s_start + part * (shape.channels * 64) + slot(group, t) * 16
-        x_lane = shared + part * (2 * shape.channels) + lane % 16 * shape.x_row + lane // 16 * 16
-        y = cute.make_rmem_tensor((4, shape.channels // 8), Float32)
-        # Runs of C; blocks of C Bᵀ take the places of those that have been used.
+        z_from = z.toint() + 2 * (Int64(this_batch) * z_batch + Int64(head) * z_head + channel)
+        out_from = out.toint() + 2 * (
+            Int64(this_batch) * out_batch + Int64(head) * out_head + channel
+        )
+        # Where this lane finds its parts of the state, and of x as first operand.
+        s_lanes = [shared + shape.s_start + slot(group, t ^ pair) * 16 for pair in (0, 2)]
+        x_lane = shared + (lane // 16 * 8 + lane % 8) * shape.x_row + lane // 8 % 2 * 16
+        d_column = shared + shape.d_start + group * 4
+        y = cute.make_rmem_tensor((4, shape.halves, shape.channel_tiles), Float32)
         before = shape.row_blocks - 1
-        cs = cute.make_rmem_tensor((4, 2, max(shape.runs, before)), Uint32)
-        own = cute.make_rmem_tensor((4, 2, 1), Uint32)
+        cs = cute.make_rmem_tensor((4, shape.halves, shape.runs), Uint32)
+        cbs = cute.make_rmem_tensor((4, shape.halves, shape.row_blocks), Uint32)
+        cs.fill(0)
+        cbs.fill(0)
         row_block = warp % shape.row_blocks
-        token = first * tile + row_block * 16 + group
-        cb_here = cb_from + cb_tile * first + output.triangle_of(row_block)
         turns = choose(wanted, count, Int32(0))
-        output.load_block(own, 0, cb_here + Int64(row_block) * BLOCK, turns > 0)
-        for run in cutlass.range_constexpr(shape.runs):
-            output.load_c(
-                cs,
-                run,
-                c_from + Int64(token) * (c_token * 2),
-                c_token * 16,
-                seqlen - token,
-                t,
-                shape,
-                turns > 0,
+        token = first * tile + row_block * 16 + part * 8 + group
+        cb_here = cb_from + cb_tile * first + output.triangle_of(row_block)
+        for block in cutlass.range_constexpr(before):
+            output.load_block(
+                cbs, block, cb_here + block * BLOCK, (block < row_block) & (turns > 0), shape
             )
+        # The last place has the block on the diagonal.
+        output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, turns > 0, shape)
+        c_here = c_from + Int64(token) * (c_token * 2)
+        for run in cutlass.range_constexpr(shape.runs):
+            output.load_c(cs, run, c_here, c_token * 16, seqlen - token, t, shape, turns > 0)
         for i in cutlass.range(0, turns, 1, unroll=1):
             more = i + 1 < turns
             # The other way round in the next tile.
             next_block = before - row_block
-            next_token = (first + i + 1) * tile + next_block * 16 + group
+            next_token = (first + i + 1) * tile + next_block * 16 + part * 8 + group
             c_next = c_from + Int64(next_token) * (c_token * 2)
             cb_next = cb_from + cb_tile * (first + i + 1) + output.triangle_of(next_block)
-            for block in cutlass.range_constexpr(shape.runs, before):
-                output.load_block(cs, block, cb_here + block * BLOCK, block < row_block)
-            s_stage = s_lane + Uint32(i % 2 * shape.s_stage)
-            x_stage = Uint32(i % X_STAGES * shape.x_stage)
+            s_stage = Uint32(i % 2 * shape.s_stage)
             decay_stage = shared + Uint32(shape.decay_start + i % X_STAGES * (8 * tile))
             y.fill(0.0)
             cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
             for run in cutlass.range_constexpr(shape.runs):
-                output.multiply_state(y, cs, run, s_stage, shape, element)
-                if cutlass.const_expr(run < before):
-                    output.load_block(cs, run, cb_here + run * BLOCK, run < row_block)
-                else:
-                    output.load_c(
-                        cs, run, c_next, c_token * 16, seqlen - next_token, t, shape, more
-                    )
-            local = row_block * 16 + group
-            a_low = load_floats(decay_stage + local * 8, 0, count=1)[0]
-            a_high = load_floats(decay_stage + local * 8, 64, count=1)[0]
-            start_low = Int32(-1)
-            start_high = Int32(-1)
-            if cutlass.const_expr(packed):
-                if starts.toint() != 0:
-                    starts_stage = shared + Uint32(shape.starts_start + i % X_STAGES * (4 * tile))
-                    start_low = Int32(load_shared(starts_stage + local * 4, 0, count=1)[0])
-                    start_high = Int32(load_shared(starts_stage + local * 4, 32, count=1)[0])
-            output.scale_rows(
-                y,
-                choose(start_low < 0, exp2(a_low), Float32(0.0)),
-                choose(start_high < 0, exp2(a_high), Float32(0.0)),
-            )
-            x_rows = x_lane + x_stage
+                output.multiply_state(y, cs, run, s_lanes, s_stage, shape, element)
+                output.load_c(cs, run, c_next, c_token * 16, seqlen - next_token, t, shape, more)
+            local = row_block * 16 + part * 8
+            x_rows = x_lane + Uint32(i % X_STAGES * shape.x_stage)
             pairs = decay_stage + t * 16
+            starts_stage = shared + Uint32(shape.starts_start + i % X_STAGES * (4 * tile))
+            # Of tokens 2t and 2t + 1 of each half, as sums have them, and of `group`'s.
+            decays = output.own_decays(decay_stage + (local + group) * 8, shape)
+            begins = output.own_starts(
+                starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
+            )
+            output.scale_tokens(
+                y,
+                output.carried(
+                    pairs + local * 8,
+                    starts_stage + (local + 2 * t) * 4,
+                    packed,
+                    starts.toint() != 0,
+                    shape,
+                ),
+            )
             # The decay up to the token before this row of blocks.
             reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
             reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
-            row_factors = (exp2(a_low - reference), exp2(a_high - reference))
+            distance = local + group - 2 * t
             for block in cutlass.range_constexpr(before):
                 if block < row_block:
                     columns = load_floats(pairs, block * 128, count=4)
@@ -244,53 +241,47 @@ def ssd_scan(
                     if cutlass.const_expr(packed):
                         output.multiply_x(
                             y,
+                            x_rows + block * (16 * shape.x_row),
                             output.weights(
-                                cs,
+                                cbs,
                                 block,
                                 columns,
-                                (a_low, a_high),
-                                (row_block - block) * 16 + group - 2 * t,
-                                (start_low - block * 16 - 2 * t, start_high - block * 16 - 2 * t),
+                                decays,
+                                distance - block * 16,
+                                begins,
+                                block * 16 + 2 * t,
                                 element,
                             ),
-                            x_rows + block * (16 * shape.x_row),
-                            shape,
                             element,
                         )
                     else:
                         output.multiply_x(
                             y,
-                            output.weights_before(
-                                cs, block, columns, reference, row_factors, element
-                            ),
                             x_rows + block * (16 * shape.x_row),
-                            shape,
+                            output.weights_before(cbs, block, columns, reference, decays, element),
                             element,
                         )
-                if cutlass.const_expr(block < shape.runs):
-                    output.load_c(
-                        cs, block, c_next, c_token * 16, seqlen - next_token, t, shape, more
-                    )
-            first_column = row_block * 16 + 2 * t
+                output.load_block(
+                    cbs, block, cb_next + block * BLOCK, more & (block < next_block), shape
+                )
             columns = load_floats(pairs + row_block * 128, 0, count=4)
             columns = columns + load_floats(pairs + row_block * 128, 64, count=4)
             diagonal = output.weights(
-                own,
-                0,
+                cbs,
+                before,
                 columns,
-                (a_low, a_high),
-                group - 2 * t,
-                (start_low - first_column, start_high - first_column) if packed else None,
+                decays,
+                distance - row_block * 16,
+                begins,
+                row_block * 16 + 2 * t,
                 element,
             )
-            output.load_block(own, 0, cb_next + Int64(next_block) * BLOCK, more)
-            output.multiply_x(y, diagonal, x_rows + row_block * (16 * shape.x_row), shape, element)
-            x_row = shared + x_stage + local * shape.x_row + part * (2 * shape.channels) + 4 * t
-            d_row = shared + shape.d_start + part * (4 * shape.channels) + 8 * t
-            output.add_dx(y, x_row, 8 * shape.x_row, d_row, element)
+            output.load_block(cbs, before, cb_next + Int64(next_block) * BLOCK, more, shape)
+            xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
             if i + 2 < count:
                 cute.arch.barrier_arrive(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
-            token = (first + i) * tile + local
+            output.add_dx(y, xs, d_column, part, element)
+            token = (first + i) * tile + local + group
             if z.toint() != 0:
                 output.gate(
                     y,
@@ -309,7 +300,6 @@ def ssd_scan(
                 element,
             )
             row_block = next_block
-            cb_here = cb_next
     else:
         own_thread = thread - SCAN_WARPS * WARP
         owner = warp - SCAN_WARPS
@@ -332,6 +322,10 @@ def ssd_scan(
             own_thread,
             shape.columns // 8,
         )
+        x_lines = x.toint() + 2 * (
+            Int64(this_batch) * x_batch + Int64(head) * x_head + Int64(channel)
+        )
+        b_lines = b.toint() + 2 * (Int64(this_batch) * b_batch + Int64(group_of_head) * b_group)
         decay_from = decay.toint() + (Int64(this_batch) * heads + head) * tiles * (8 * tile)
         starts_from = starts.toint() + Int64(this_batch) * tiles * (4 * tile)
         has_starts = (starts.toint() != 0) if packed else None
@@ -399,6 +393,14 @@ def ssd_scan(
                         barrier_id=READY + 2 * reader + i % 2, number_of_threads=5 * WARP
                     )
             cute.arch.barrier(barrier_id=AMONG_STATES, number_of_threads=STATE_WARPS * WARP)
+            state.prefetch_tile(
+                shape,
+                own_thread,
+                (first + i + AHEAD) * tile,
+                seqlen,
+                (x_lines, x_token),
+                (b_lines, b_token),
+            )
             if i + 1 < count:
                 state.copy_tile(
                     shape,

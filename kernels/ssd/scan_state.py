@@ -5,10 +5,10 @@
 
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ..scalars import load_number, load_pair, store_words
+from ..scalars import load_number, load_pair, prefetch, store_words
 from ..tensor_core import copy_async, exp2, load_matrices, mma, pack, store_shared, unpack
 from .prepare import bits, choose
-from .shape import B_STAGES, WARP, X_STAGES
+from .shape import B_STAGES, WARP, X_STAGES, slot
 
 THREADS = 128
 """Those that copy."""
@@ -70,6 +70,18 @@ def copy_tile(shape, shared, thread, index, first, seqlen, x, b, decay_from, sta
             Int32(16),
             (mark >= 0) & (mark < marks) & has_starts,
         )
+
+
+def prefetch_tile(shape, thread, token, seqlen, x, b):
+    """Ask the L2 for a tile's rows of x and B, which come from memory else only when copied."""
+    for (source, stride), lines in ((x, -(-shape.width // 64)), (b, -(-shape.dstate // 64))):
+        for turn in range(-(-shape.tile * lines // THREADS)):
+            line = thread + turn * THREADS
+            row = token + line // lines
+            prefetch(
+                source + Int64(row) * (stride * 2) + Int64(line % lines * 128),
+                (row < seqlen) & (line < shape.tile * lines),
+            )
 
 
 def copy_rows(source, stage, thread, token, left, rows, chunks, filled, row_bytes):
@@ -134,16 +146,20 @@ def store_state(s, address, column, dstate):
 
 
 def publish(s, stage, owner, group, t, shape, element):
-    """Leave the state in shared memory in 16 bits, as the scan's warps read it."""
+    """Leave the state in shared memory in 16 bits, as first operands of the output's warps.
+
+    Of a run of 32 of dstate lane (group, r) there has the eight from 8r on, as those warps have of
+    C: four for one instruction and four for the next, `pair`.
+    """
     _, n_tiles, m_tiles = s.shape
+    pair = t // 2
     for n in range(n_tiles):
         index = owner * n_tiles + n
-        turned = group * 4 + (index % 4 ^ group // 2)
-        address = stage + index // 4 * (shape.width // 8 * 16 * WARP) + turned * 16 + t * 4
+        place = slot(group, index % 4 ^ 2 * pair) * 16 + t % 2 * 8
+        address = stage + Uint32((index // 4 * 2 + pair) * (m_tiles * 16 * WARP) + place)
         for m in range(m_tiles):
-            for half in (0, 1):
-                word = pack(s[2 * half, n, m], s[2 * half + 1, n, m], element)
-                store_shared(address, [word], (2 * m + half) * (16 * WARP))
+            words = [pack(s[2 * row, n, m], s[2 * row + 1, n, m], element) for row in (0, 1)]
+            store_shared(address, words, m * (16 * WARP))
 
 
 def scale(s, factor):
