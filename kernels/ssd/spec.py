@@ -149,7 +149,7 @@ SPECS = (
             for dstate, tile in sorted({(pair[1], cut[1]) for pair, cut in _CUTS.items()})
         ),
         "sonata_aot.kernels.ssd.prepare:ssd_prepare",
-        resident="1",
+        resident="3",
     ),
     KernelSpec(
         SCAN,
