@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..artifacts.declaration import Budget, Declaration, Parameter, Variant, product
+from ..artifacts.errors import ManifestError
 
 __all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "product"]
 
@@ -13,7 +14,8 @@ __all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "produ
 class KernelSpec:
     """A declaration, its variants, and where the device code is.
 
-    Without `default` the kernel is built only where it is asked for, by name or with `--all`.
+    Without `default` the kernel is built only where it is asked for, by name or with `--all`. Of a
+    kernel without a table `shipped` are the variants that a build makes without `--all`; None: all.
 
     `device` is `package.module:function`, a module-level `@cute.kernel` whose positional parameters
     are the declaration's, in order (`cute.Pointer`, `Int32`, `Int64`, `Float32`), and whose
@@ -24,6 +26,7 @@ class KernelSpec:
     variants: tuple[Variant, ...]
     device: str
     default: bool = True
+    shipped: tuple[Variant, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check every variant against the declaration.
@@ -38,6 +41,12 @@ class KernelSpec:
             self.declaration.least_sm(variant)
             self.declaration.is_programmatic(variant)
             self.declaration.budget.floors_of(variant)
+        for variant in self.shipped or ():
+            if variant not in self.variants:
+                raise ManifestError(
+                    f"kernel {self.name!r} ships {variant}, which is none of its variants",
+                    remedy="declare it, or leave it out",
+                )
 
     @property
     def name(self) -> str:

@@ -128,3 +128,15 @@ def exp2(value):
     return cute.arch.inline_ptx(
         "ex2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
     )
+
+
+def copy_number_async(shared, address, inside, wanted):
+    """Where `wanted`, start copying 4 bytes to shared memory; zero unless `inside`.
+
+    Both addresses are aligned to 4 bytes.
+    """
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r3}, 0; "
+        "@p cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2}; }",
+        read_only_args=[shared, address, Int32(inside) * 4, Int32(wanted)],
+    )

@@ -1,0 +1,453 @@
+"""The output, from the state before each chunk and from the chunk's own tokens.
+
+For the tokens i and j of a chunk, with S the state before it:
+
+    out_i = exp(decay_i) S C_i + sum over j <= i of cb_ij exp(decay_i - decay_j) dt_j x_j + D x_i
+    out_i = out_i silu(z_i)
+
+The last dimension is contiguous, and rows of x, z, c, cb and states are aligned to 16 bytes:
+
+- ``cb``             ``(batch, chunks, groups, chunk_size, chunk_size)`` fp32: products of C and B,
+  zero for two sequences; what is above the diagonal may be anything;
+- ``x``, ``z``       ``(batch, seqlen, heads, headdim)``, 16-bit; ``z`` may be null;
+- ``steps``          ``(batch, heads, chunks, chunk_size)`` fp32, called dt elsewhere;
+- ``decay``          as ``steps``: sums of step sizes times A within the chunk;
+- ``c``              ``(batch, seqlen, groups, dstate)``, 16-bit;
+- ``states``         ``(batch, chunks, heads, headdim, dstate)``, of which a head's are contiguous;
+  fp32 with a ``states_kind`` of 0, else of the dtype of x;
+- ``d``              ``(heads,)`` or ``(heads, headdim)`` of dtype ``d_kind``, any strides; or null;
+- ``seq_idx``        ``(batch, seqlen)`` i32, or null: the state counts only for tokens of the
+  sequence that the chunk before ended in, which before the first chunk is that of index 0;
+- ``out``            as x, contiguous.
+
+A block takes ``width`` channels of a head, and ``block_tiles`` tiles of 64 tokens of a chunk; a warp
+takes 16 tokens of a tile. The state lies in shared memory in the order in which lanes take it as
+second operand. Per tile: C times the state, then tile by tile up to the diagonal cb, with decays,
+step sizes and mask, times x. Tiles of x come by turns, and cb goes straight to the registers that
+need it, both a tile ahead.
+"""
+
+# The DSL ships no types, and its `.pth` file hides it from type checkers.
+# pyright: reportMissingImports=false
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from ..scalars import load_number, load_scalar, load_words, read_floats
+from ..ssd.scan import gate, write_out
+from ..tensor_core import (
+    commit_copies,
+    copy_async,
+    exp2,
+    load_floats,
+    load_matrices,
+    load_shared,
+    mma,
+    pack,
+    store_shared,
+    unpack,
+    wait_copies,
+)
+from .tiles import (
+    LOG2_E,
+    THREADS,
+    TILE,
+    WARP,
+    bits,
+    ceildiv,
+    choose,
+    copy_numbers,
+    copy_rows,
+    smaller,
+    split,
+)
+
+NUMBERS = 2 * 4 * TILE
+"""Bytes of a tile's decays and step sizes."""
+
+
+@cute.kernel
+def ssd_chunk_scan(
+    cb: cute.Pointer,
+    x: cute.Pointer,
+    steps: cute.Pointer,
+    decay: cute.Pointer,
+    c: cute.Pointer,
+    states: cute.Pointer,
+    d: cute.Pointer,
+    z: cute.Pointer,
+    seq_idx: cute.Pointer,
+    out: cute.Pointer,
+    batch: Int32,
+    seqlen: Int32,
+    chunks: Int32,
+    chunk_size: Int32,
+    block_tiles: Int32,
+    heads: Int32,
+    group_heads: Int32,
+    states_kind: Int32,
+    d_kind: Int32,
+    cb_batch: Int64,
+    cb_chunk: Int64,
+    cb_group: Int64,
+    cb_row: Int64,
+    x_batch: Int64,
+    x_token: Int64,
+    x_head: Int64,
+    steps_batch: Int64,
+    steps_head: Int64,
+    steps_chunk: Int64,
+    decay_batch: Int64,
+    decay_head: Int64,
+    decay_chunk: Int64,
+    c_batch: Int64,
+    c_token: Int64,
+    c_group: Int64,
+    states_batch: Int64,
+    states_chunk: Int64,
+    states_head: Int64,
+    d_head: Int64,
+    d_channel: Int64,
+    z_batch: Int64,
+    z_token: Int64,
+    z_head: Int64,
+    seq_batch: Int64,
+    seq_token: Int64,
+    *,
+    headdim: cutlass.Constexpr,
+    dstate: cutlass.Constexpr,
+    width: cutlass.Constexpr,
+):
+    """Scan some tiles of one chunk.
+
+    Grid ``(headdim / width * heads * ceildiv(chunk_size, 64 * block_tiles) * chunks * batch, 1,
+    1)``, block ``(128, 1, 1)``, and ``2 * width * max(dstate, 32) + 256 * (width + 8) + 1024 +
+    4 * width`` bytes of dynamic shared memory.
+    """
+    element = x.dtype
+    columns = max(dstate, 32)
+    x_row = 2 * width + 16
+    x_start = 2 * width * columns
+    stage_bytes = TILE * x_row + NUMBERS
+    d_start = x_start + 2 * stage_bytes
+    thread = Int32(cute.arch.thread_idx()[0])
+    lane = thread % WARP
+    warp = cute.arch.make_warp_uniform(thread // WARP)
+    group, t = lane // 4, lane % 4
+    x_slice, head, part, chunk, this_batch = split(
+        Int32(cute.arch.block_idx()[0]),
+        headdim // width,
+        heads,
+        ceildiv(chunk_size, TILE * block_tiles),
+        chunks,
+    )
+    channel, group_of_head = x_slice * width, head // group_heads
+    first = chunk * chunk_size
+    count = smaller(seqlen - first, chunk_size)
+    first_tile = part * block_tiles
+    end_tile = smaller(first_tile + block_tiles, ceildiv(count, TILE))
+
+    shared = Uint32(cute.arch.get_dyn_smem(Float32).toint())
+    x_from = x.toint() + 2 * (
+        Int64(this_batch) * x_batch
+        + Int64(first) * x_token
+        + Int64(head) * x_head
+        + Int64(channel)
+    )
+    decay_from = decay.toint() + 4 * (
+        Int64(this_batch) * decay_batch + Int64(head) * decay_head + Int64(chunk) * decay_chunk
+    )
+    steps_from = steps.toint() + 4 * (
+        Int64(this_batch) * steps_batch + Int64(head) * steps_head + Int64(chunk) * steps_chunk
+    )
+    cb_from = cb.toint() + 4 * (
+        Int64(this_batch) * cb_batch
+        + Int64(chunk) * cb_chunk
+        + Int64(group_of_head) * cb_group
+        + Int64(2 * t)
+    )
+    c_from = c.toint() + 2 * (
+        Int64(this_batch) * c_batch
+        + Int64(first) * c_token
+        + Int64(group_of_head) * c_group
+        + Int64(8 * t)
+    )
+    z_from = z.toint() + 2 * (
+        Int64(this_batch) * z_batch
+        + Int64(first) * z_token
+        + Int64(head) * z_head
+        + Int64(channel)
+    )
+    out_token = Int64(heads) * headdim
+    out_from = out.toint() + 2 * (
+        (Int64(this_batch) * seqlen + Int64(first)) * out_token
+        + Int64(head * headdim + channel)
+    )
+    seq_from = seq_idx.toint() + 4 * (Int64(this_batch) * seq_batch + Int64(first) * seq_token)
+    has_seq = seq_idx.toint() != 0
+    before = load_number(seq_from - 4 * seq_token, has_seq & (chunk > 0), Int32(0))
+
+    if first_tile < end_tile:
+        state_index = (
+            Int64(this_batch) * states_batch
+            + Int64(chunk) * states_chunk
+            + Int64(head) * states_head
+            + Int64(channel * dstate)
+        )
+        if states_kind == 0:
+            round_state(
+                shared, states.toint() + state_index * 4, thread, width, dstate, element
+            )
+        else:
+            copy_state(shared, states.toint() + state_index * 2, thread, width, dstate)
+        if (thread < width) & (d.toint() != 0):
+            index = Int64(head) * d_head + Int64(channel + thread) * d_channel
+            value = load_scalar(d.toint(), index, d_kind, True)
+            store_shared(shared + Uint32(d_start + thread * 4), [bits(value)])
+    state_lane = shared + Uint32(lane * 16)
+    x_lane = Uint32(lane % 16 * x_row + lane // 16 * 16)
+    c_words = cute.make_rmem_tensor((4, 2, columns // 32), Uint32)
+    products = cute.make_rmem_tensor((8, TILE // 16), Float32)
+    y = cute.make_rmem_tensor((4, width // 8), Float32)
+    turn = Int32(0)
+    for tile in cutlass.range(first_tile, end_tile, 1, unroll=1):
+        row = tile * TILE + warp * 16 + group
+        copy_tile(
+            shared + Uint32(x_start), turn, Int32(0), count, thread,
+            (x_from, x_token, x_row, width), (decay_from, steps_from),
+        )
+        commit_copies()
+        load_c(c_words, c_from + Int64(row) * (2 * c_token), c_token, count - row, t, dstate)
+        cb_row_from = cb_from + Int64(row) * (4 * cb_row)
+        for block in cutlass.range_constexpr(TILE // 16):
+            load_products(
+                products, block, cb_row_from, cb_row, block * 16, count - row,
+                count - block * 16 - 2 * t,
+            )
+        row_decays = cute.make_rmem_tensor((2,), Float32)
+        counts = cute.make_rmem_tensor((2,), Int32)
+        for half in cutlass.range_constexpr(2):
+            this = row + 8 * half
+            row_decays[half] = read_floats(decay_from + Int64(this) * 4, this < count)[0]
+            mine = load_number(
+                seq_from + Int64(this) * (4 * seq_token), has_seq & (this < count), Int32(0)
+            )
+            counts[half] = choose((mine == before) | (has_seq == 0), Int32(1), Int32(0))
+        wait_copies(0)
+        cute.arch.sync_threads()
+        y.fill(0.0)
+        multiply_state(y, c_words, state_lane, element)
+        decay_state(y, row_decays, counts)
+        for column_tile in cutlass.range(0, tile + 1, 1, unroll=1):
+            if column_tile > 0:
+                wait_copies(0)
+                cute.arch.sync_threads()
+            if column_tile < tile:
+                copy_tile(
+                    shared + Uint32(x_start), turn + 1, column_tile + 1, count, thread,
+                    (x_from, x_token, x_row, width), (decay_from, steps_from),
+                )
+            commit_copies()
+            stage = shared + Uint32(x_start + turn % 2 * stage_bytes)
+            for block in cutlass.range_constexpr(TILE // 16):
+                column = column_tile * TILE + block * 16
+                a = weigh(
+                    [products[i, block] for i in range(8)],
+                    stage + Uint32(TILE * x_row + block * 64) + Uint32(8 * t),
+                    [row_decays[i] for i in range(2)],
+                    row - column - 2 * t,
+                    element,
+                )
+                ahead = column + TILE
+                load_products(
+                    products, block, cb_row_from, cb_row, ahead,
+                    choose(column_tile < tile, count - row, Int32(0)), count - ahead - 2 * t,
+                )
+                multiply_x(y, a, stage + x_lane + Uint32(block * 16 * x_row), element)
+            turn += 1
+        diagonal = shared + Uint32(x_start + (turn - 1) % 2 * stage_bytes)
+        if d.toint() != 0:
+            add_dx(
+                y,
+                diagonal + Uint32((warp * 16 + group) * x_row + 4 * t),
+                8 * x_row,
+                shared + Uint32(d_start + 8 * t),
+                element,
+            )
+        if z.toint() != 0:
+            gate(
+                y, z_from + Int64(row) * (2 * z_token), 16 * z_token, t, count - row, element
+            )
+        write_out(
+            y, out_from + Int64(row) * (2 * out_token), 16 * out_token, t, count - row, element
+        )
+
+
+def pieces(thread, width, dstate):
+    """This thread's pieces of 8 elements of a state: row, place in the row, known, place in shared.
+
+    In shared memory 32 of dstate by 8 channels lie together, 16 bytes for each lane.
+    """
+    runs = max(dstate, 32) // 32
+    total = width * runs * 4
+    for turn in range(-(-total // THREADS)):
+        piece = thread + turn * THREADS
+        lane, rest = piece % WARP, piece // WARP
+        row, column = rest // runs * 8 + lane // 4, rest % runs * 32 + lane % 4 * 8
+        place = (rest % runs * (width // 8) + rest // runs) * (16 * WARP) + lane * 16
+        there = True if total >= (turn + 1) * THREADS else piece < total
+        yield row, column, column < dstate, place, there
+
+
+def copy_state(shared, address, thread, width, dstate):
+    """Start copying a state of 16-bit elements."""
+    for row, column, known, place, there in pieces(thread, width, dstate):
+        copy_async(
+            shared + Uint32(place),
+            address + Int64(row * dstate + column) * 2,
+            choose(known, Int32(16), Int32(0)),
+            there,
+        )
+
+
+def round_state(shared, address, thread, width, dstate, element):
+    """Round a state of fp32 numbers to 16 bits."""
+    for row, column, known, place, there in pieces(thread, width, dstate):
+        source = address + Int64(row * dstate + column) * 4
+        wanted = known if there is True else known & there
+        words = [*load_words(source, wanted), *load_words(source, wanted, 16)]
+        values = [word.bitcast(Float32) for word in words]
+        rounded = [pack(values[i], values[i + 1], element) for i in range(0, 8, 2)]
+        if there is True:
+            store_shared(shared + Uint32(place), rounded)
+        else:
+            store_shared_if(there, shared + Uint32(place), rounded)
+
+
+def store_shared_if(wanted, address, words):
+    """Store 16 bytes to shared memory where ``wanted`` holds."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; "
+        "@p st.shared.v4.b32 [{$r0}], {{$r2}, {$r3}, {$r4}, {$r5}}; }",
+        read_only_args=[address, Int32(wanted), *words],
+    )
+
+
+def copy_tile(shared, turn, tile, count, thread, x, numbers):
+    """Start copying a tile of x, its decays and step sizes; past the end of the chunk are zeros."""
+    x_from, x_token, x_row, width = x
+    decay_from, steps_from = numbers
+    token = tile * TILE
+    left = count - token
+    stage = shared + Uint32(turn % 2 * (TILE * x_row + NUMBERS))
+    copy_rows(
+        stage, x_row, x_from + Int64(token) * (2 * x_token), x_token, left, thread,
+        size=width, columns=width,
+    )
+    four = Int64(4)
+    copy_numbers(
+        stage + Uint32(TILE * x_row), (decay_from + Int64(token) * 4, four),
+        (steps_from + Int64(token) * 4, four), left, thread,
+    )
+
+
+def load_c(words, address, c_token, left, t, dstate):
+    """Load C of rows ``group`` and ``group + 8``: of each run of 32 of dstate 16 bytes a lane.
+
+    The order of dstate is free, as long as the state has the same: so a lane's 16 bytes serve as
+    its pairs in two instructions.
+    """
+    _, _, runs = words.shape
+    for half in (0, 1):
+        for run in range(runs):
+            within = left > 8 * half
+            if dstate < 32 * (run + 1):
+                within = within & (t < (dstate - 32 * run) // 8)
+            for i, word in enumerate(load_words(address, within, 64 * run)):
+                words[i, half, run] = word
+        address = address + c_token * 16
+
+
+def load_products(products, block, address, cb_row, column, rows_left, columns_left):
+    """Load this lane's eight numbers of 16x16 of cb, from ``column`` on."""
+    for half in (0, 1):
+        for pair in (0, 1):
+            values = read_floats(
+                address + Int64(column * 4),
+                (rows_left > 8 * half) & (columns_left > 8 * pair),
+                32 * pair,
+                count=2,
+            )
+            for i in (0, 1):
+                products[4 * half + 2 * pair + i, block] = values[i]
+        address = address + cb_row * 32
+
+
+def multiply_state(y, c_words, state, element):
+    """Add C times the state."""
+    _, _, runs = c_words.shape
+    _, tiles = y.shape
+    for run in range(runs):
+        for tile in range(tiles):
+            words = load_shared(state, (run * tiles + tile) * (16 * WARP))
+            for pair in (0, 2):
+                a = [c_words[pair + i, half, run] for i in (0, 1) for half in (0, 1)]
+                total = mma(a, words[pair : pair + 2], [y[i, tile] for i in range(4)], element)
+                for i in range(4):
+                    y[i, tile] = total[i]
+
+
+def decay_state(y, row_decays, counts):
+    """Multiply rows by their decays; zero where the state is another sequence's.
+
+    Not by a factor of 0: neither infinities nor NaN may cross.
+    """
+    for half in (0, 1):
+        factor = exp2(row_decays[half] * LOG2_E)
+        for tile in range(y.shape[1]):
+            for i in (0, 1):
+                place = (2 * half + i, tile)
+                y[place] = choose(counts[half] != 0, y[place] * factor, Float32(0.0))
+
+
+def weigh(products, numbers, row_decays, diagonal, element):
+    """16x16 of cb with decays and step sizes, masked, as first operand.
+
+    ``diagonal``: how many columns beyond 2t row ``group`` reaches.
+    """
+    halves = []
+    for pair in (0, 1):
+        decays = load_floats(numbers, 32 * pair)
+        sizes = load_floats(numbers, 4 * TILE + 32 * pair)
+        for half in (0, 1):
+            values = []
+            for i in (0, 1):
+                left = exp2((row_decays[half] - decays[i]) * LOG2_E)
+                value = products[4 * half + 2 * pair + i] * (left * sizes[i])
+                kept = 8 * pair + i <= diagonal + 8 * half
+                values.append(choose(kept, value, Float32(0.0)))
+            halves.append(pack(values[0], values[1], element))
+    return halves
+
+
+def multiply_x(y, a, x_rows, element):
+    """Add ``a`` times 16 rows of x."""
+    _, tiles = y.shape
+    for first in range(0, tiles, 2):
+        words = load_matrices(x_rows, 16 * first, transposed=True)
+        for tile in (first, first + 1):
+            pair = words[2 * (tile - first) : 2 * (tile - first) + 2]
+            total = mma(a, pair, [y[i, tile] for i in range(4)], element)
+            for i in range(4):
+                y[i, tile] = total[i]
+
+
+def add_dx(y, x_rows, eight_rows, factors, element):
+    """Add D x, in fp32."""
+    for tile in range(y.shape[1]):
+        pair = load_floats(factors, 32 * tile)
+        for half in (0, 1):
+            (word,) = load_shared(x_rows, 16 * tile + half * eight_rows, count=1)
+            for i, value in enumerate(unpack(word, element)):
+                place = (2 * half + i, tile)
+                y[place] = y[place] + pair[i] * value
