@@ -1,7 +1,8 @@
 """Arithmetic, comparisons, conversions and moves of `ptx_machine`.
 
-What is approximate on a GPU (`ex2.approx`, `rcp.approx`, ...) is rounded right here, and a `fma` of
-float32 is rounded to float64 first, which shows once in a billion.
+What is approximate on a GPU (`ex2.approx`, `rcp.approx`, ...) is rounded right here. Not exact are
+a `fma` of float64, and sums that are rounded otherwise than to the nearest: they are rounded to
+longer numbers first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 
 import ptx_numbers as numbers
 from ptx_lanes import Array, Read, Run, Step, dtype_of, reader, writer
-from ptx_parse import BITS, SINK, Pair, Register, Statement, UnknownPtx, Vector
+from ptx_memory import SHARED_WINDOW
+from ptx_parse import BITS, SINK, Constant, Pair, Statement, UnknownPtx, Vector, literal
 
 Build = Callable[[Statement], Step]
 BUILDERS: dict[str, Build] = {}
@@ -65,10 +67,6 @@ def is_float(type_: str) -> bool:
 # Integers
 
 
-def _wrap(function: Callable[..., Array]) -> Callable[..., Array]:
-    return function
-
-
 _INTEGER = {
     "add": np.add,
     "sub": np.subtract,
@@ -84,8 +82,8 @@ _FLOAT = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
-    "min": np.fmin,
-    "max": np.fmax,
+    "min": numbers.least,
+    "max": numbers.greatest,
     "abs": np.abs,
     "neg": np.negative,
     "rcp": lambda x: 1 / x,
@@ -132,6 +130,8 @@ def _float(statement: Statement) -> Step:
     )
     wide_type = np.longdouble if kind == "f64" and base == "fma" else np.float64
     ftz = "ftz" in flags and dtype is np.float32
+    if base in ("fma", "mad") and kind == "f32" and mode == "rn":
+        function, wide = numbers.fused, False
 
     def compute(*values: Array) -> Array:
         if ftz:
@@ -289,57 +289,43 @@ def _comparison(name: str, kind: str) -> Callable[[Array, Array], Array]:
 @builds("setp", "set")
 def _setp(statement: Statement) -> Step:
     name, *rest = statement.parts[1:]
-    *targets, kind = (
-        types_of(statement) if statement.parts[0] == "set" else ["pred", statement.parts[-1]]
-    )
-    unknown = [part for part in rest if part not in (*BITS, *_JOIN, "ftz")]
-    if unknown or kind not in BITS:
+    flags = known(statement, name, *_JOIN, "ftz") - {name}
+    *into, kind = ["pred", *types_of(statement)][-2:]
+    (result,) = into
+    if result != "pred" and statement.parts[0] != "set":
         raise UnknownPtx(statement.text)
-    join = next((_JOIN[part] for part in rest if part in _JOIN), None)
+    join = next((_JOIN[flag] for flag in flags if flag in _JOIN), None)
     compare = _comparison(name, kind)
-    if "lo" <= name <= "ls" and not is_float(kind) and name in _UNSIGNED:
-        kind = f"u{BITS[kind]}"
-    if kind[0] == "b" and not is_float(kind):
+    if name in _UNSIGNED or (kind[0] == "b" and not is_float(kind)):
         kind = f"u{BITS[kind]}"
     target, *sources = statement.operands
     left, right = (reader(source, kind) for source in sources[:2])
-    other = reader(sources[2], "pred") if len(sources) > 2 else None
-    if (join is None) != (other is None):
+    other = reader(sources[2], "pred") if sources[2:] else None
+    if (join is None) != (other is None) or name == rest[-1]:
         raise UnknownPtx(statement.text)
     first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
-    ftz = "ftz" in rest
+    write, write_second = writer(first, result), writer(second, "pred")
+    ftz = "ftz" in flags
+    # What `set` gives where it holds: 1.0, or all ones.
+    one = None if result == "pred" else literal(_SET[is_float(result)], dtype_of(result))
 
-    def decide(run: Run) -> tuple[Array, Array | None]:
+    def step(run: Run) -> None:
         a, b = left(run), right(run)
         if ftz:
             a, b = numbers.flush(a), numbers.flush(b)
-        return compare(a, b), other(run) if other else None
-
-    if targets != ["pred"]:
-        write_set = writer(first, targets[0])
-        one = dtype_of(targets[0])(
-            1.0 if is_float(targets[0]) else -1 & (1 << 32) - 1 if targets[0][0] == "u" else -1
-        )
-
-        def step_set(run: Run) -> None:
-            found, with_ = decide(run)
-            found = join(found, with_) if join else found
-            write_set(run, np.where(found, one, one * 0))
-
-        return step_set
-    write = writer(first, "pred")
-    if second == SINK:
-        if join is None:
-            return lambda run: write(run, decide(run)[0])
-        return lambda run: write(run, join(*decide(run)))
-    write_second = writer(second, "pred")
-
-    def step(run: Run) -> None:
-        found, with_ = decide(run)
-        write(run, join(found, with_) if join else found)
-        write_second(run, join(~found, with_) if join else ~found)
+        found = compare(a, b)
+        if join is not None and other is not None:
+            with_ = other(run)
+            write_second(run, join(~found, with_))
+            found = join(found, with_)
+        else:
+            write_second(run, ~found)
+        write(run, found if one is None else np.where(found, one, one.dtype.type(0)))
 
     return step
+
+
+_SET = {True: Constant(1.0), False: Constant(-1)}
 
 
 @builds("selp")
@@ -403,8 +389,6 @@ def _pack(target: Any, source: Vector, kind: str) -> Step:
 
 @builds("cvta")
 def _cvta(statement: Statement) -> Step:
-    from ptx_memory import SHARED_WINDOW
-
     flags = known(statement, "to", "global", "shared", "shared::cta", "const", "param")
     (kind,) = types_of(statement)
     if "global" in flags:
@@ -485,7 +469,7 @@ def _conversion(
     into = dtype_of(to)
     if is_float(source) and not is_float(to):
         if whole is None:
-            raise UnknownPtx(f"a cvt from {source} to {to} that does not say how it rounds")
+            raise UnknownPtx("without a way to round")
         return lambda x: numbers.to_integer(x, into, whole)
     if not is_float(source):
         if not is_float(to):
@@ -525,7 +509,3 @@ def _copysign(statement: Statement) -> Step:
     (kind,) = types_of(statement)
     known(statement)
     return apply(statement, lambda a, b: np.copysign(b, a), kind)
-
-
-def is_register(operand: Any) -> bool:
-    return isinstance(operand, Register)

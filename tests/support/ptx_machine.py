@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,17 @@ import numpy as np
 import ptx_transfers
 import ptx_warps
 from ptx_arithmetic import BUILDERS
-from ptx_lanes import Active, Array, Run, Step, holds, reader, shared_address
+from ptx_barriers import BarrierCode, Barriers
+from ptx_lanes import Active, Array, Run, Step, holds, shared_address
 from ptx_memory import WARP, Buffer, Memory, MemoryFault, SharedMemory
-from ptx_parse import Program, Statement, UnknownPtx
+from ptx_parse import Program, Special, Statement, Symbol, UnknownPtx, flat
 
 __all__ = ["Buffer", "Fault", "Machine", "Memory", "Outcome", "UnknownPtx"]
 
 Shape = Sequence[int]
+SPECIAL = {f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"}
+SPECIAL |= {f"%lanemask_{name}" for name in ("eq", "lt", "le", "ge", "gt")}
+SPECIAL |= {"%laneid", "%warpid", "%nwarpid", "%smid", "%dynamic_smem_size", "%total_smem_size"}
 _CONTROL = ("bra", "ret", "exit", "bar", "barrier", "trap")
 
 
@@ -56,17 +60,6 @@ class Group:
     active: Active
 
 
-@dataclass
-class Barrier:
-    """A barrier of one block that is not full yet."""
-
-    expected: int | None
-    """Threads; None: all that are left of the block."""
-    arrived: int = 0
-    waiting: list[tuple[int, Array]] = field(default_factory=list)
-    seen: Any = 0
-
-
 class Machine:
     """A kernel, parsed once; may be run often."""
 
@@ -86,11 +79,25 @@ class Machine:
                 self._ends[pc] = self._ends[pc + 1]
         self._guards = [None if s.guard is None else holds(s.guard) for s in statements]
         self._barriers = {
-            pc: _BarrierCode(s)
+            pc: BarrierCode(s)
             for pc, s in enumerate(statements)
             if s.parts[0] in ("bar", "barrier")
         }
+        self._check_names()
         self._unit = ptx_transfers.least_shared_access(statements)
+
+    def _check_names(self) -> None:
+        """Complain of a symbol or special register that is not known."""
+        program = self.program
+        known = {"_", *(p.name for p in program.parameters), *(s.name for s in program.shared)}
+        for statement in program.statements:
+            if statement.parts[0] == "bra":
+                continue
+            for operand in flat(statement.operands):
+                if (isinstance(operand, Symbol) and operand.name not in known) or (
+                    isinstance(operand, Special) and operand.name not in SPECIAL
+                ):
+                    raise UnknownPtx(f"{operand.name} in {statement.text}")
 
     def run(
         self,
@@ -111,6 +118,8 @@ class Machine:
         fault; `limit`: most instructions for each batch of blocks.
         """
         grid, block = ((*shape, 1, 1)[:3] for shape in (grid, block))
+        if tuple(block) != (self.program.block or tuple(block)):
+            raise ValueError(f"a block of {block}, not {self.program.block} as the kernel says")
         threads = block[0] * block[1] * block[2]
         parameters = self._parameters(arguments)
         outcome = Outcome()
@@ -186,23 +195,6 @@ def _guarded(statement: Statement) -> Step:
     return guarded
 
 
-class _BarrierCode:
-    """What a barrier instruction asks for."""
-
-    def __init__(self, statement: Statement) -> None:
-        parts = set(statement.parts[1:]) - {"cta", "aligned"}
-        self.warp = "warp" in parts
-        self.arrive = "arrive" in parts
-        operands = statement.operands
-        if parts not in ({"sync"}, {"arrive"}, {"warp", "sync"}) or (
-            self.arrive and len(operands) < 2
-        ):
-            raise UnknownPtx(statement.text)
-        self.number = reader(operands[0], "u32")
-        """Of the barrier; the mask of a warp's."""
-        self.count = reader(operands[1], "u32") if len(operands) > 1 else None
-
-
 class _Batch:
     """Some blocks of a grid, run together."""
 
@@ -225,7 +217,7 @@ class _Batch:
         self.warps = -(-self.threads // WARP)
         self.shared_bytes = shared_bytes
         self.groups: list[Group] = []
-        self.barriers: dict[tuple[int, int], Barrier] = {}
+        self.barriers: Barriers
         self.run_: Run
 
     def prepare(self, *, races: bool, strict: bool) -> None:
@@ -251,6 +243,7 @@ class _Batch:
         for register in self.program.registers:
             register.allocate(len(lanes))
         self.live = exists.copy()
+        self.barriers = Barriers(shared.clocks, self._left)
         self.groups = [Group(0, Active(np.flatnonzero(exists)))]
 
     def _layout(self) -> tuple[dict[str, int], int]:
@@ -310,8 +303,8 @@ class _Batch:
                 except MemoryFault as fault:
                     lane = int(run.active.lanes[fault.lane])
                     raise self._fault(str(fault), run.pc, lane) from None
-                except (ArithmeticError, KeyError) as error:
-                    raise self._fault(f"{error!r}", run.pc, None) from error
+                except ArithmeticError as error:
+                    raise self._fault(str(error), run.pc, None) from None
                 if done > limit:
                     raise self._fault(f"more than {limit} steps", run.pc, None)
                 if after is None:
@@ -321,8 +314,8 @@ class _Batch:
                     group.pc = pc
                     self.groups.append(group)
                     break
-        if self.barriers:
-            raise Fault(self._deadlock())
+        if stuck := self.barriers.deadlock(self.program.statements, self.blocks):
+            raise Fault(f"a deadlock: {'; '.join(stuck)}")
         return done
 
     def _next(self) -> tuple[Group, int]:
@@ -367,80 +360,51 @@ class _Batch:
 
     def _exit(self, lanes: Array) -> None:
         self.live[lanes] = False
-        # Whoever waited for them alone goes on.
-        for (block, number), barrier in list(self.barriers.items()):
-            if barrier.expected is None and barrier.arrived >= self._left(block):
-                self._release(block, number)
+        self._go_on(self.barriers.threads_ended())
+
+    def _go_on(self, free: list[tuple[int, Array]]) -> None:
+        """Let warps go on, together where they are at one place."""
+        for pc in {pc for pc, _ in free}:
+            rows = np.sort(np.concatenate([rows for at, rows in free if at == pc]))
+            lanes = (rows[:, None] * WARP + np.arange(WARP)).reshape(-1)
+            self.groups.append(Group(pc, Active(lanes[self.live[lanes]])))
 
     def _left(self, block: int) -> int:
-        """Threads of the warps of a block that are left."""
+        """Threads of a block, counted by warps, that have not ended."""
         live = self.live.reshape(self.warps, len(self.blocks), WARP)
         return WARP * int(live[:, block].any(axis=1).sum())
 
-    def _barrier(self, group: Group, code: _BarrierCode) -> int | None:
-        run, active = self.run_, group.active
-        pc = run.pc
+    def _barrier(self, group: Group, code: BarrierCode) -> int | None:
+        run, pc = self.run_, self.run_.pc
         hold = self.machine._guards[pc]
         if hold is not None and not (taken := hold(run)).all():
-            self.groups.append(Group(pc + 1, Active(active.lanes[~taken])))
+            lanes = group.active.lanes
+            self.groups.append(Group(pc + 1, Active(lanes[~taken])))
             if not taken.any():
                 return None
-            active = Active(active.lanes[taken])
-            run.enter(active)
+            group.active = Active(lanes[taken])
+            run.enter(group.active)
+        active = group.active
         if code.warp:
             ptx_warps.check_mask(run, code.number(run))
-            group.active = active
             return pc + 1
         rows = self._warps_here(active)
-        numbers = np.broadcast_to(code.number(run), active.size)
-        counts = None if code.count is None else np.broadcast_to(code.count(run), active.size)
-        clocks, count = run.shared.clocks, len(self.blocks)
-        uniform = (numbers == numbers[0]).all() and counts is None and not code.arrive
-        number = int(numbers[0])
-        fresh = not any((block, number) in self.barriers for block in range(count))
-        if uniform and len(rows) == self.warps * count and fresh:
-            # All threads of all blocks: the plain case, for speed.
-            seen = clocks.seen.reshape(self.warps, count, self.warps)
-            seen[:] = seen.max(axis=0)
-            clocks.release(rows)
-            group.active = active
-            return pc + 1
-        # Numbers and counts by warp.
         first = np.searchsorted(active.lanes // WARP, rows)
-        for row, lane in zip(rows, first, strict=True):
-            block, number = int(row) % count, int(numbers[lane])
-            expected = None if counts is None else int(counts[lane])
-            self._arrive(block, number, expected, int(row), None if code.arrive else pc + 1)
-        group.active = active
-        return pc + 1 if code.arrive else None
-
-    def _arrive(
-        self, block: int, number: int, expected: int | None, row: int, pc: int | None
-    ) -> None:
-        """A warp arrives at a barrier, and if it waits there, goes on from `pc`."""
-        barrier = self.barriers.setdefault((block, number), Barrier(expected))
-        clocks = self.run_.shared.clocks
-        if barrier.expected != expected:
-            raise MemoryFault(f"barrier {number} is for {barrier.expected} and {expected} threads")
-        if expected is not None and (expected % WARP or not expected):
-            raise MemoryFault(f"a barrier for {expected} threads")
-        barrier.arrived += WARP
-        barrier.seen = np.maximum(barrier.seen, clocks.seen[row])
-        clocks.release(np.array([row]))
-        if pc is not None:
-            lanes = np.arange(row * WARP, row * WARP + WARP)
-            barrier.waiting.append((pc, lanes[self.live[lanes]]))
-        full = self._left(block) if expected is None else expected
-        if barrier.arrived >= full:
-            self._release(block, number)
-
-    def _release(self, block: int, number: int) -> None:
-        barrier = self.barriers.pop((block, number))
-        clocks = self.run_.shared.clocks
-        for pc, lanes in barrier.waiting:
-            row = lanes[0] // WARP
-            clocks.seen[row] = np.maximum(clocks.seen[row], barrier.seen)
-            self.groups.append(Group(pc, Active(lanes)))
+        numbers, counts = (
+            None if read is None else np.broadcast_to(read(run), active.size)[first]
+            for read in (code.number, code.count)
+        )
+        try:
+            free = self.barriers.arrive(rows, numbers, counts, None if code.arrive else pc + 1)
+        except MemoryFault as fault:
+            raise MemoryFault(str(fault), int(first[fault.lane])) from None
+        if code.arrive:
+            self._go_on(free)
+            return pc + 1
+        if len(free) == 1 and free[0][1] is rows:
+            return pc + 1
+        self._go_on(free)
+        return None
 
     def _warps_here(self, active: Active) -> Array:
         """The warps, of which all threads that are left must be here."""
@@ -466,18 +430,3 @@ class _Batch:
         x, y = self.grid[0], self.grid[1]
         place = (block % x, block // x % y, block // x // y)
         return f"block {place}, thread {thread}"
-
-    def _deadlock(self) -> str:
-        lines = []
-        for (block, number), barrier in sorted(self.barriers.items()):
-            expected = self._left(block) if barrier.expected is None else barrier.expected
-            waiting = [
-                f"warp {self.thread_of[lanes[0]] // WARP} at "
-                f"`{self.program.statements[pc - 1].text}` (instruction {pc - 1})"
-                for pc, lanes in barrier.waiting
-            ]
-            lines.append(
-                f"block {int(self.blocks[block])}, barrier {number}: {barrier.arrived} of "
-                f"{expected} threads arrived; waiting: {', '.join(waiting) or 'nobody'}"
-            )
-        return "a deadlock: " + "; ".join(lines)

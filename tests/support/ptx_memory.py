@@ -10,7 +10,8 @@ that conflicts with an earlier one by another warp must have seen it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,15 @@ class MemoryFault(Exception):
     def __init__(self, problem: str, lane: int = 0) -> None:
         super().__init__(problem)
         self.lane = lane
+
+
+@contextmanager
+def among(lanes: Array) -> Iterator[None]:
+    """Let a fault within, where only some lanes access, be one among all of them."""
+    try:
+        yield
+    except MemoryFault as fault:
+        raise MemoryFault(str(fault), int(lanes[fault.lane])) from None
 
 
 class Buffer:
@@ -104,7 +114,8 @@ class Memory:
             return _gather(buffer.storage, places, width, count)
         found = np.zeros((len(addresses), count), UNSIGNED[width])
         for pick in self._apart(addresses):
-            found[pick] = self.load(addresses[pick], width, count)
+            with among(pick):
+                found[pick] = self.load(addresses[pick], width, count)
         return found
 
     def store(self, addresses: Array, values: Array, threads: Array) -> None:
@@ -113,7 +124,8 @@ class Memory:
         buffer, places = self._places(addresses, width * count, writing=True)
         if buffer is None:
             for pick in self._apart(addresses):
-                self.store(addresses[pick], values[pick], threads[pick])
+                with among(pick):
+                    self.store(addresses[pick], values[pick], threads[pick])
             return
         if self.exclusive:
             self._check_writers(buffer, places, values, threads)
@@ -124,10 +136,8 @@ class Memory:
         """Replace a word at each address, one after another, and give what was there before."""
         old = np.zeros(len(addresses), UNSIGNED[width])
         for lane, address in enumerate(addresses):
-            try:
+            with among(np.array([lane])):
                 buffer, (place,) = self._places(address[None], width, writing=True)
-            except MemoryFault as fault:
-                raise MemoryFault(str(fault), lane) from None
             assert buffer is not None
             words = buffer.storage.view(UNSIGNED[width])
             old[lane] = words[place // width]
@@ -364,8 +374,7 @@ class SharedMemory:
         warps = rows // self.blocks
         if late.any():
             lane, unit, other = (int(i) for i in np.argwhere(late)[0])
-            if late[lane, unit].any():
-                self._race(units[lane, unit], "overwrites what", other, "read", lane)
+            self._race(units[lane, unit], "overwrites what", other, "read", lane)
         self.writer[units] = warps
         self.wrote[units] = self.clocks.seen[rows, warps]
         clash = self.writer[units] != warps

@@ -58,6 +58,34 @@ def flush(values: Array) -> Array:
     return np.where(tiny, np.copysign(np.float32(0), values), values) if np.any(tiny) else values
 
 
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """float32 of a * b + c, rounded once."""
+    product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
+    third = np.asarray(c, np.float64)
+    total = np.asarray(product + third)
+    # Rounded to float64 first, a sum can come to lie half way between two float32.
+    bits = total.view(np.uint64)
+    middle = (bits & np.uint64(0x1FFF_FFFF)) == np.uint64(0x1000_0000)
+    middle |= (np.abs(total) < 2**-126) & (total != 0)
+    if middle.any():
+        back = total - product
+        lost = (product - (total - back)) + (third - back)
+        nudge = middle & (lost != 0) & (bits & np.uint64(1) == 0)
+        total = np.where(nudge, np.nextafter(total, np.copysign(np.inf, lost)), total)
+    return total.astype(np.float32)
+
+
+def least(a: Array, b: Array) -> Array:
+    """The other where one is NaN; -0 is below 0."""
+    return -greatest(-a, -b)
+
+
+def greatest(a: Array, b: Array) -> Array:
+    found = np.fmax(a, b)
+    zeros = (a == 0) & (b == 0)
+    return np.where(zeros, a + b, found) if np.any(zeros) else found
+
+
 def to_integer(values: Array, dtype: Any, mode: str) -> Array:
     """Of floats, rounded by rni, rzi, rmi or rpi, to the nearest that there is; of NaN zero."""
     how = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,17 @@ class Not:
 SINK = Symbol("_")
 
 
+def flat(operands: Iterable[Any]) -> Iterator[Any]:
+    """Operands without brackets and braces."""
+    for operand in operands:
+        if isinstance(operand, Vector):
+            yield from flat(operand.items)
+        elif isinstance(operand, Pair):
+            yield from flat((operand.first, operand.second))
+        else:
+            yield operand.base if isinstance(operand, Address) else operand
+
+
 @dataclass
 class Statement:
     """One instruction."""
@@ -184,6 +195,8 @@ class Program:
         opening = rest.index("{")
         signature, body = rest[:opening], rest[opening:]
         self.parameters = [*_parameters(signature)]
+        self.block = _block(signature)
+        """Threads, where the kernel insists on a number."""
         self.shared = [*_shared(head)]
         self.statements: list[Statement] = []
         self.scopes: list[Scope] = []
@@ -246,6 +259,14 @@ def _parameters(signature: str) -> Iterator[Parameter]:
         if not match or match[1] not in BITS:
             raise UnknownPtx(f"parameter {declared}")
         yield Parameter(match[3], match[1], BITS[match[1]] // 8 * int(match[4] or 1))
+
+
+def _block(signature: str) -> tuple[int, int, int] | None:
+    match = re.search(r"\.reqntid\s+([\d,\s]+)", signature)
+    if not match:
+        return None
+    x, y, z = (*(int(extent) for extent in match[1].split(",")), 1, 1)[:3]
+    return x, y, z
 
 
 def _shared(text: str) -> Iterator[Shared]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ptx_arithmetic import builds, known, types_of
+from ptx_arithmetic import builds, types_of
 from ptx_lanes import Array, Read, Run, Step, Write, dtype_of, reader, writer
-from ptx_memory import SHARED_WINDOW, MemoryFault, Pending
-from ptx_parse import BITS, Address, Register, Special, Statement, Symbol, UnknownPtx, Vector
+from ptx_memory import SHARED_WINDOW, MemoryFault, Pending, among
+from ptx_parse import BITS, Address, Register, Statement, UnknownPtx, Vector
 
 # Of no account where nothing is cached and memory is in order.
 _HINTS = (
@@ -61,25 +61,34 @@ def _load(run: Run, space: str, addresses: Array, width: int, count: int) -> Arr
     if space == "global":
         return run.memory.load(addresses, width, count)
     inside = _in_shared(addresses)
-    if not inside.any():
-        return run.memory.load(addresses, width, count)
-    local = addresses - np.uint64(SHARED_WINDOW)
-    if inside.all():
-        return run.shared.load(local, run.active.lanes, width, count)
+    here, there = np.flatnonzero(inside), np.flatnonzero(~inside)
     found = np.empty((len(addresses), count), f"u{width}")
-    found[inside] = run.shared.load(local[inside], run.active.lanes[inside], width, count)
-    found[~inside] = run.memory.load(addresses[~inside], width, count)
+    if len(here):
+        with among(here):
+            local = addresses[here] - np.uint64(SHARED_WINDOW)
+            found[here] = run.shared.load(local, run.active.lanes[here], width, count)
+    if len(there):
+        with among(there):
+            found[there] = run.memory.load(addresses[there], width, count)
     return found
 
 
 def _store(run: Run, space: str, addresses: Array, values: Array) -> None:
     lanes = run.active.lanes
-    inside = _in_shared(addresses) if space == "generic" else np.full(len(lanes), space == "shared")
-    local = addresses - np.uint64(SHARED_WINDOW) if space == "generic" else addresses
-    if inside.any():
-        run.shared.store(local[inside], lanes[inside], values[inside])
-    if not inside.all():
-        run.memory.store(addresses[~inside], values[~inside], run.threads[lanes[~inside]])
+    if space == "shared":
+        run.shared.store(addresses, lanes, values)
+    elif space == "global":
+        run.memory.store(addresses, values, run.threads[lanes])
+    else:
+        inside = _in_shared(addresses)
+        here, there = np.flatnonzero(inside), np.flatnonzero(~inside)
+        if len(here):
+            with among(here):
+                local = addresses[here] - np.uint64(SHARED_WINDOW)
+                run.shared.store(local, lanes[here], values[here])
+        if len(there):
+            with among(there):
+                run.memory.store(addresses[there], values[there], run.threads[lanes[there]])
 
 
 def _items(operand: Any) -> tuple[Any, ...]:
@@ -211,15 +220,13 @@ def _bytes(run: Run, addresses: Array, amount: int, which: Array, width: int) ->
         raise MemoryFault(f"address {int(addresses[lane]):#x} of {width} bytes", int(which[lane]))
     unit = amount & -amount
     word, count = min(unit, 8), amount // min(unit, 8)
-    try:
+    with among(which):
         if amount == unit:
             found = run.memory.load(addresses, min(word, 4), amount // min(word, 4))
             return np.ascontiguousarray(found).view(np.uint8).reshape(len(addresses), amount)
         parts = [
             run.memory.load(addresses + np.uint64(place * word), word, 1) for place in range(count)
         ]
-    except MemoryFault as fault:
-        raise MemoryFault(str(fault), int(which[fault.lane])) from None
     joined = np.ascontiguousarray(np.concatenate(parts, axis=1))
     return joined.view(np.uint8).reshape(len(addresses), amount)
 
@@ -335,16 +342,3 @@ def least_shared_access(statements: list[Statement]) -> int:
         elif base == "cp" and flags & set(_SHARED) and "bulk" not in flags:
             sizes.append(int(statement.operands[2].value))
     return min(sizes)
-
-
-def symbols_of(statement: Statement) -> list[str]:
-    """Names of shared memory that an operand is."""
-    bases = [o.base if isinstance(o, Address) else o for o in statement.operands]
-    return [base.name for base in bases if isinstance(base, Symbol)]
-
-
-def specials_of(statement: Statement) -> list[str]:
-    return [o.name for o in statement.operands if isinstance(o, Special)]
-
-
-__all__ = ["known", "least_shared_access", "specials_of", "symbols_of"]
