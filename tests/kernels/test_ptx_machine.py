@@ -1,0 +1,516 @@
+"""The PTX machine's instructions, against answers worked out by hand or in another way."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptx_machine import Machine, Memory, UnknownPtx
+from ptx_numbers import from_bf16, to_bf16
+from ptx_snippets import each, kernel, run
+
+U16, U32, U64, F16, F32, F64 = np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64
+S32, S64 = np.int32, np.int64
+NAN, INF = float("nan"), float("inf")
+
+
+def u32(*values: int) -> Any:
+    return np.array([value & 0xFFFF_FFFF for value in values], U32)
+
+
+def u64(*values: int) -> Any:
+    return np.array([value & (1 << 64) - 1 for value in values], U64)
+
+
+def f32(*values: float) -> Any:
+    return np.array(values, F32)
+
+
+BIG = 0x9E37_79B9_7F4A_7C15
+INTEGERS = [
+    ("add.s32 %d, %a, %b;", u32(5, -1, 2**31 - 1), u32(7, 1, 1), u32(12, 0, 2**31)),
+    ("sub.s64 %d, %a, %b;", u64(0, 5), u64(1, 7), u64(-1, -2)),
+    ("mul.lo.s32 %d, %a, %b;", u32(-3, 1 << 20), u32(7, 1 << 13), u32(-21, 0)),
+    ("mul.hi.u32 %d, %a, %b;", u32(-1, 1 << 31), u32(-1, 6), u32(-2, 3)),
+    ("mul.hi.s32 %d, %a, %b;", u32(-1, 1 << 30), u32(5, 8), u32(-1, 2)),
+    ("mul.hi.u64 %d, %a, %b;", u64(BIG), u64(BIG), u64(BIG * BIG >> 64)),
+    (
+        "mul.hi.s64 %d, %a, %b;",
+        u64(BIG, 3),
+        u64(5, -1),
+        u64((BIG - (1 << 64)) * 5 >> 64, -1),
+    ),
+    ("mul.wide.u32 %d, %a, %b;", u32(-1, 3), u32(-1, 4), u64((2**32 - 1) ** 2, 12)),
+    ("mul.wide.s32 %d, %a, %b;", u32(-1, 3), u32(7, -4), u64(-7, -12)),
+    ("div.s32 %d, %a, %b;", u32(-7, 7, -7, 6), u32(2, -2, -2, 3), u32(-3, -3, 3, 2)),
+    ("rem.s32 %d, %a, %b;", u32(-7, 7, -7, 6), u32(2, -2, -2, 3), u32(-1, 1, -1, 0)),
+    ("div.u32 %d, %a, %b;", u32(-7), u32(2), u32((2**32 - 7) // 2)),
+    ("min.s32 %d, %a, %b;", u32(-7, 7), u32(2, 2), u32(-7, 2)),
+    ("max.u32 %d, %a, %b;", u32(-7, 1), u32(2, 2), u32(-7, 2)),
+    ("shl.b32 %d, %a, %b;", u32(3, 3, 3), u32(31, 32, 33), u32(1 << 31, 0, 0)),
+    ("shr.u32 %d, %a, %b;", u32(-1, -1, -1), u32(31, 32, 99), u32(1, 0, 0)),
+    ("shr.s32 %d, %a, %b;", u32(-8, -8, 8), u32(1, 40, 40), u32(-4, -1, 0)),
+    ("and.b32 %d, %a, %b;", u32(12), u32(10), u32(8)),
+    ("xor.b32 %d, %a, %b;", u32(12), u32(10), u32(6)),
+    ("lop3.b32 %d, %a, %b, 3855, 0xE8;", u32(0xFF00), u32(0x0FF0), u32(0x0F00)),
+    ("prmt.b32 %d, %a, %b, 0x7604;", u32(0x33221100), u32(0x77665544), u32(0x77660044)),
+    ("prmt.b32 %d, %a, %b, 0x80F7;", u32(0x332211F0), u32(0x77665544), u32(0xFFF00077)),
+    ("shf.l.wrap.b32 %d, %a, %b, 36;", u32(0xA000_0000), u32(0x12), u32(0x12A)),
+    ("shf.r.wrap.b32 %d, %a, %b, 4;", u32(0xA5), u32(0x3), u32(0x3000_000A)),
+    ("shf.r.clamp.b32 %d, %a, %b, 40;", u32(0xA5), u32(0x3), u32(0x3)),
+    ("bfi.b32 %d, %a, %b, 4, 8;", u32(0xABCD), u32(0xFFFF_FFFF), u32(0xFFFF_FCDF)),
+]
+
+
+@pytest.mark.parametrize(("code", "a", "b", "expected"), INTEGERS, ids=lambda x: str(x)[:24])
+def test_integers(code: str, a: Any, b: Any, expected: Any) -> None:
+    assert each(code, a, b, result=expected.dtype.type).tolist() == expected.tolist()
+
+
+ONE = [
+    ("not.b32 %d, %a;", u32(5), u32(-6)),
+    ("neg.s32 %d, %a;", u32(5), u32(-5)),
+    ("abs.s32 %d, %a;", u32(-5, 5), u32(5, 5)),
+    ("popc.b32 %d, %a;", u32(0xF0F1, 0), u32(9, 0)),
+    ("clz.b32 %d, %a;", u32(0, 1, -1, 0x00FF_0000), u32(32, 31, 0, 8)),
+    ("bfind.u32 %d, %a;", u32(0, 1, 0x00FF_0000), u32(-1, 0, 23)),
+    ("brev.b32 %d, %a;", u32(1, 0xC000_0001), u32(1 << 31, 0x8000_0003)),
+    ("bfe.u32 %d, %a, 8, 4;", u32(0xABCD), u32(0xB)),
+    ("bfe.s32 %d, %a, 8, 4;", u32(0xABCD, 0x0700), u32(-5, 7)),
+    ("bfe.s32 %d, %a, 28, 8;", u32(0x8000_0000, 0x7000_0000), u32(-8, 7)),
+    ("bfe.u32 %d, %a, 3, 0;", u32(0xABCD), u32(0)),
+    ("mad.lo.s32 %d, %a, 3, 4;", u32(5, -1), u32(19, 1)),
+    ("mad.wide.u32 %d, %a, 16, 5;", u32(-1), u64((2**32 - 1) * 16 + 5)),
+    ("add.s32 %d, %a, -1;", u32(0), u32(-1)),
+]
+
+
+@pytest.mark.parametrize(("code", "a", "expected"), ONE, ids=lambda x: str(x)[:24])
+def test_integers_of_one_operand(code: str, a: Any, expected: Any) -> None:
+    assert each(code, a, result=expected.dtype.type).tolist() == expected.tolist()
+
+
+FLOATS = [
+    ("add.f32 %d, %a, %b;", [1, 2**24, INF, NAN], [2, 1, -INF, 1], [3, 2**24, NAN, NAN]),
+    ("mul.ftz.f32 %d, %a, %b;", [2**-130, 2**-100], [1, 2**-30], [0, 0]),
+    ("mul.f32 %d, %a, %b;", [2**-130, 2**-100], [1, 2**-30], [2**-130, 2**-130]),
+    ("min.f32 %d, %a, %b;", [1, NAN, 3, -0.0, 0.0], [2, 2, NAN, 0.0, -0.0], [1, 2, 3, -0.0, -0.0]),
+    ("max.f32 %d, %a, %b;", [1, NAN, NAN, -0.0], [2, 2, NAN, 0.0], [2, 2, NAN, 0.0]),
+    ("max.NaN.f32 %d, %a, %b;", [1, NAN, 3], [2, 2, NAN], [2, NAN, NAN]),
+    ("div.rn.f32 %d, %a, %b;", [1, 1], [3, 0], [F32(1) / F32(3), INF]),
+    ("add.rz.f32 %d, %a, %b;", [1, -1], [2**-24 + 2**-30, -(2**-24 + 2**-30)], [1, -1]),
+    ("add.rp.f32 %d, %a, %b;", [1], [2**-30], [1 + 2**-23]),
+    ("add.sat.f32 %d, %a, %b;", [1, -3, NAN], [2, 1, 1], [1, 0, 0]),
+    ("fma.rn.f32 %d, %a, %b, 0fBF800000;", [1 + 2**-12], [1 - 2**-12], [-(2**-24)]),
+    # Just beside the middle of two numbers, though float64 does not show it.
+    ("fma.rn.f32 %d, %a, %b, 0f20800000;", [1 + 2**-12], [1 + 2**-12], [1 + 2**-11 + 2**-23]),
+    ("fma.rn.f32 %d, %a, %b, 0fA0800000;", [1 + 2**-12], [1 + 2**-12], [1 + 2**-11]),
+    ("copysign.f32 %d, %a, %b;", [-1, 1], [2, 3], [-2, 3]),
+]
+
+
+def same(found: Any, expected: Any) -> bool:
+    """The same numbers, signs of zeros too; any NaN is one."""
+    found, expected = np.asarray(found), np.asarray(expected, found.dtype)
+    nan = np.isnan(found) & np.isnan(expected)
+    equal = (found == expected) & (np.signbit(found) == np.signbit(expected))
+    return bool((nan | equal).all())
+
+
+@pytest.mark.parametrize(("code", "a", "b", "expected"), FLOATS, ids=lambda x: str(x)[:24])
+def test_floats(code: str, a: Any, b: Any, expected: Any) -> None:
+    assert same(each(code, f32(*a), f32(*b), result=F32), expected)
+
+
+UNARY = [
+    ("ex2.approx.f32 %d, %a;", [0, 3, -1, -INF, INF, NAN], [1, 8, 0.5, 0, INF, NAN]),
+    ("ex2.approx.ftz.f32 %d, %a;", [-130, 0.5], [0, F32(math.sqrt(2))]),
+    ("ex2.approx.f32 %d, %a;", [-130], [2**-130]),
+    ("lg2.approx.f32 %d, %a;", [8, 0, -1], [3, -INF, NAN]),
+    ("rcp.rn.f32 %d, %a;", [4, 0, -0.0], [0.25, INF, -INF]),
+    ("rsqrt.approx.f32 %d, %a;", [4, 0], [0.5, INF]),
+    ("sqrt.rn.f32 %d, %a;", [2, -1], [F32(math.sqrt(2)), NAN]),
+    ("tanh.approx.f32 %d, %a;", [0, INF], [0, 1]),
+    ("neg.f32 %d, %a;", [1, -0.0], [-1, 0]),
+    ("abs.f32 %d, %a;", [-1, -0.0], [1, 0]),
+    ("cvt.rni.f32.f32 %d, %a;", [0.5, 1.5, -2.5], [0, 2, -2]),
+    ("cvt.rzi.f32.f32 %d, %a;", [1.5, -2.5], [1, -2]),
+    ("cvt.rmi.f32.f32 %d, %a;", [1.5, -2.5], [1, -3]),
+    ("cvt.sat.f32.f32 %d, %a;", [2, -1, 0.5, NAN], [1, 0, 0.5, 0]),
+]
+
+
+@pytest.mark.parametrize(("code", "a", "expected"), UNARY, ids=lambda x: str(x)[:24])
+def test_floats_of_one_operand(code: str, a: Any, expected: Any) -> None:
+    assert same(each(code, f32(*a), result=F32), expected)
+
+
+CONVERSIONS = [
+    (
+        "cvt.rzi.s32.f32 %d, %a;",
+        f32(1.9, -1.9, 3e9, -3e9, NAN),
+        S32,
+        [1, -1, 2**31 - 1, -(2**31), 0],
+    ),
+    ("cvt.rni.s32.f32 %d, %a;", f32(0.5, 1.5, 2.5), S32, [0, 2, 2]),
+    ("cvt.rzi.u32.f32 %d, %a;", f32(-5, 3e9, 5e9), U32, [0, 3_000_000_000, 2**32 - 1]),
+    ("cvt.rzi.s64.f32 %d, %a;", f32(2**40, 1e30), S64, [2**40, 2**63 - 1]),
+    ("cvt.rn.f32.s32 %d, %a;", u32(-3, 2**24 + 1), F32, [-3, 2**24]),
+    ("cvt.rn.f32.u32 %d, %a;", u32(-1), F32, [2**32]),
+    ("cvt.rz.f32.s32 %d, %a;", u32(2**25 + 3), F32, [2**25]),
+    ("cvt.u64.u32 %d, %a;", u32(-1), U64, [2**32 - 1]),
+    ("cvt.s64.s32 %d, %a;", u32(-1), S64, [-1]),
+    ("cvt.u32.u64 %d, %a;", u64(2**35 + 7), U32, [7]),
+    ("cvt.s32.s16 %d, %a;", np.array([0xFFFE], U16), S32, [-2]),
+    ("cvt.s32.s8 %d, %a;", u32(0x1FE), S32, [-2]),
+    ("cvt.u32.u16 %d, %a;", np.array([0xFFFE], U16), U32, [0xFFFE]),
+    ("cvt.sat.u8.s32 %d, %a;", u32(-4, 300, 7), U32, [0, 255, 7]),
+    ("cvt.f32.f16 %d, %a;", np.array([1.5, 2**-24, INF], F16), F32, [1.5, 2**-24, INF]),
+    ("cvt.f32.bf16 %d, %a;", to_bf16(f32(1.5, -3e38)), F32, from_bf16(to_bf16(f32(1.5, -3e38)))),
+    ("cvt.rn.f16.f32 %d, %a;", f32(1 + 2**-11, 1 + 3 * 2**-11, 1e6), F16, [1, 1 + 2**-9, INF]),
+    ("cvt.rz.f16.f32 %d, %a;", f32(1 + 3 * 2**-11, 1e6), F16, [1 + 2**-10, 65504]),
+    ("cvt.rn.bf16.f32 %d, %a;", f32(1 + 2**-8, 1 + 3 * 2**-8, 3.4e38), U16, [0x3F80, 0x3F82, 0x7F80]),
+    ("cvt.rz.bf16.f32 %d, %a;", f32(1 + 3 * 2**-8, -1.999), U16, [0x3F81, 0xBFFF]),
+    ("cvt.rn.bf16.f32 %d, %a;", f32(NAN), U16, [0x7FFF]),
+    ("cvt.rn.f16x2.f32 %d, %a, 0f3F800000;", f32(2, -1), U32, [0x4000_3C00, 0xBC00_3C00]),
+    ("cvt.rn.bf16x2.f32 %d, %a, 0f3F800000;", f32(2, -1), U32, [0x4000_3F80, 0xBF80_3F80]),
+    ("cvt.rn.relu.bf16x2.f32 %d, 0f40000000, %a;", f32(-1), U32, [0x4000_0000]),
+    ("cvt.f64.f32 %d, %a;", f32(1.5), F64, [1.5]),
+    ("cvt.rn.f32.f64 %d, %a;", np.array([1 + 2**-24 + 2**-40]), F32, [1 + 2**-23]),
+    ("cvt.rna.tf32.f32 %d, %a;", f32(1 + 2**-11), U32, [0x3F80_2000]),
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "a", "result", "expected"), CONVERSIONS, ids=lambda x: str(x)[:28]
+)
+def test_conversions(code: str, a: Any, result: Any, expected: Any) -> None:
+    found = each(code, a, result=result)
+    assert found.tolist() == np.asarray(expected, result).tolist()
+
+
+def test_bfloat16_is_rounded_to_the_nearest_even_of_all_upper_halves() -> None:
+    upper = np.arange(0, 0x7F80, 7, dtype=np.uint32) << 16
+    for lower, up in ((0x7FFF, 0), (0x8001, 1), (0x8000, None)):
+        found = to_bf16((upper | np.uint32(lower)).view(F32)).astype(np.uint32)
+        more = (upper >> 16) & 1 if up is None else up
+        assert (found == (upper >> 16) + more).all()
+
+
+def test_float64_is_rounded_to_bfloat16_once() -> None:
+    # By way of float32 it would lie half way, and go to the even one.
+    assert to_bf16(np.array([1 + 2**-8 + 2**-40, 1 + 2**-8 - 2**-40])).tolist() == [0x3F81, 0x3F80]
+
+
+def pair(low: float, high: float, brain: bool) -> int:
+    short = to_bf16(f32(low, high)) if brain else np.array([low, high], F16).view(U16)
+    return int(short[0]) | int(short[1]) << 16
+
+
+@pytest.mark.parametrize("brain", [True, False])
+def test_packed_halves(brain: bool) -> None:
+    kind = "bf16x2" if brain else "f16x2"
+    a, b, c = (u32(pair(*values, brain)) for values in ((1.5, -2), (0.5, 4), (1, NAN)))
+    for code, expected in (
+        (f"mul.rn.{kind} %d, %a, %b;", (0.75, -8)),
+        (f"fma.rn.{kind} %d, %a, %b, %a;", (2.25, -10)),
+        (f"add.rn.{kind} %d, %a, %b;", (2, 2)),
+        (f"max.{kind} %d, %a, %c;", (1.5, -2)),
+        (f"min.{kind} %d, %a, %b;", (0.5, -2)),
+        (f"neg.{kind} %d, %a;", (-1.5, 2)),
+    ):
+        assert each(code, a, b, c, result=U32).tolist() == [pair(*expected, brain)], code
+
+
+COMPARISONS = [
+    ("setp.lt.s32 %d, %a, %b;", u32(-1, 1), u32(1, -1), [True, False]),
+    ("setp.lt.u32 %d, %a, %b;", u32(-1, 1), u32(1, -1), [False, True]),
+    ("setp.hi.u32 %d, %a, %b;", u32(-1, 1), u32(1, -1), [True, False]),
+    ("setp.ne.f32 %d, %a, %b;", f32(1, 1, NAN), f32(2, 1, 1), [True, False, False]),
+    ("setp.neu.f32 %d, %a, %b;", f32(1, 1, NAN), f32(2, 1, 1), [True, False, True]),
+    ("setp.gt.f32 %d, %a, %b;", f32(2, 1, NAN), f32(1, 1, 1), [True, False, False]),
+    ("setp.gtu.f32 %d, %a, %b;", f32(2, 1, NAN), f32(1, 1, 1), [True, False, True]),
+    ("setp.nan.f32 %d, %a, %b;", f32(2, NAN), f32(1, 1), [False, True]),
+    ("setp.num.f32 %d, %a, %b;", f32(2, NAN), f32(1, 1), [True, False]),
+    ("setp.eq.s32 %p1, %a, %a; setp.lt.and.s32 %d, %a, %b, !%p1;", u32(1), u32(2), [False]),
+    ("setp.lt.s32 %p1|%d, %a, %b;", u32(1, 3), u32(2, 2), [False, True]),
+]
+
+
+@pytest.mark.parametrize(("code", "a", "b", "expected"), COMPARISONS, ids=lambda x: str(x)[:24])
+def test_comparisons(code: str, a: Any, b: Any, expected: Any) -> None:
+    assert each(code, a, b, result=np.bool_).tolist() == expected
+
+
+def test_choices_and_moves() -> None:
+    picks = np.array([True, False])
+    assert each("selp.b32 %d, %a, 7, %b;", u32(1, 2), picks, result=U32).tolist() == [1, 7]
+    assert each("slct.b32.s32 %d, %a, 7, %b;", u32(1, 2), u32(0, -1), result=U32).tolist() == [1, 7]
+    assert each("set.lt.u32.s32 %d, %a, 2;", u32(1, 2), result=U32).tolist() == [2**32 - 1, 0]
+    swap = "mov.b32 {%h1, %h2}, %a; mov.b32 %d, {%h2, %h1};"
+    assert each(swap, u32(0x1234_5678), result=U32).tolist() == [0x5678_1234]
+    upper = "mov.b64 {_, %r1}, %a; mov.b64 %d, {%r1, %r1};"
+    assert each(upper, u64(7 << 32), result=U64).tolist() == [7 << 32 | 7]
+
+
+# Warps
+
+
+def lanes(code: str, **options: Any) -> list[int]:
+    """The `%r1` that `code` leaves in each lane of a warp, of `%r0`, its number."""
+    body = f"{code} mad.wide.u32 %rd0, %r0, 4, %out; st.global.u32 [%rd0], %r1;"
+    return run(body, out=np.zeros(32, U32), **options).tolist()
+
+
+def test_shuffles() -> None:
+    shuffle = "add.s32 %r2, %r0, 100; shfl.sync.{} %r1|%p1, %r2, {}, -1;"
+    own = [100 + lane for lane in range(32)]
+    assert lanes(shuffle.format("bfly.b32", "5, 31")) == [100 + (lane ^ 5) for lane in range(32)]
+    assert lanes(shuffle.format("idx.b32", "3, 31")) == [103] * 32
+    assert lanes(shuffle.format("up.b32", "2, 0")) == own[:2] + own[:-2]
+    assert lanes(shuffle.format("down.b32", "3, 31")) == own[3:] + own[-3:]
+    # In segments of eight.
+    groups = [own[at : at + 8] for at in range(0, 32, 8)]
+    idx = lanes(shuffle.format("idx.b32", f"1, {24 << 8 | 31}"))
+    assert idx == [group[1] for group in groups for _ in group]
+    down = lanes(shuffle.format("down.b32", f"1, {24 << 8 | 31}"))
+    assert down == [value for group in groups for value in (*group[1:], group[-1])]
+
+
+def test_a_shuffles_predicate_says_whether_it_was_inside() -> None:
+    code = "mov.b32 %r2, 1; shfl.sync.down.b32 %r3|%p1, %r2, 30, 31, -1; selp.b32 %r1, 1, 0, %p1;"
+    assert lanes(code) == [1, 1] + [0] * 30
+
+
+def test_votes_matches_and_reductions() -> None:
+    third = "and.b32 %r2, %r0, 3; setp.eq.s32 %p1, %r2, 2; "
+    assert lanes(third + "vote.sync.ballot.b32 %r1, %p1, -1;") == [0x4444_4444] * 32
+    for how, expected in (("any", 1), ("all", 0), ("uni", 0)):
+        vote = f"vote.sync.{how}.pred %p2, %p1, -1; selp.b32 %r1, 1, 0, %p2;"
+        assert lanes(third + vote) == [expected] * 32
+    alike = [sum(1 << other for other in range(lane % 4, 32, 4)) for lane in range(32)]
+    assert lanes(third + "match.any.sync.b32 %r1, %r2, -1;") == alike
+    assert lanes("redux.sync.add.u32 %r1, %r0, -1;") == [31 * 16] * 32
+    assert lanes("sub.s32 %r2, %r0, 9; redux.sync.min.s32 %r1, %r2, -1;") == [2**32 - 9] * 32
+    elect = "elect.sync %r2|%p1, -1; selp.b32 %r1, 1, %r2, %p1;"
+    assert lanes(elect) == [1] + [0] * 31
+    assert lanes("activemask.b32 %r1;") == [2**32 - 1] * 32
+
+
+def test_part_of_a_warp_shuffles_by_itself() -> None:
+    code = (
+        "mov.b32 %r1, 0; setp.ge.u32 %p1, %r0, 16; @%p1 bra $END;"
+        "shfl.sync.bfly.b32 %r1, %r0, 1, 31, 0xFFFF;\n$END:\n"
+    )
+    assert lanes(code) == [lane ^ 1 for lane in range(16)] + [0] * 16
+
+
+def fragments(kind: str, code: str, **arrays: Any) -> Any:
+    """What a warp computes of words by lane: `%r1` to `%r4` of them, `%r5` to `%r8` as result."""
+    inputs = {name: np.ascontiguousarray(words) for name, words in arrays.items()}
+    loads, register = [], 10
+    for name, words in inputs.items():
+        for place in range(words.shape[1]):
+            size = 4 * words.shape[1]
+            loads.append(
+                f"mad.wide.u32 %rd0, %r0, {size}, %{name}; "
+                f"ld.global.b32 %r{register}, [%rd0+{4 * place}];"
+            )
+            register += 1
+    count = 4 if kind == "f32" else 2
+    stores = [
+        f"mad.wide.u32 %rd0, %r0, {4 * count}, %out; st.global.b32 [%rd0+{4 * i}], %r{i + 1};"
+        for i in range(count)
+    ]
+    out = np.zeros((32, count), U32)
+    return run("\n".join([*loads, code, *stores]), out=out, inputs=inputs)
+
+
+@pytest.mark.parametrize("brain", [True, False])
+@pytest.mark.parametrize("k", [8, 16])
+@pytest.mark.parametrize("into", ["f32", "f16"])
+def test_matrices_are_multiplied_as_the_instruction_set_says(
+    brain: bool, k: int, into: str
+) -> None:
+    if brain and into == "f16":
+        return
+    random = np.random.default_rng(1)
+    a, b, c = (random.integers(-8, 9, shape) for shape in ((16, k), (k, 8), (16, 8)))
+    # Rows and columns of each element that a lane has, by its group of four and place in it.
+    group, place = np.arange(32) // 4, np.arange(32) % 4
+
+    def words(matrix: Any, items: list[tuple[Any, Any]]) -> Any:
+        values = np.stack([matrix[row, column] for row, column in items], axis=1).astype(F32)
+        short = to_bf16(values) if brain else values.astype(F16).view(U16)
+        return np.ascontiguousarray(short).view(U32)
+
+    halves = range(k // 8)
+    a_words = words(
+        a,
+        [
+            (group + 8 * down, 2 * place + i + 8 * half)
+            for half in halves
+            for down in (0, 1)
+            for i in (0, 1)
+        ],
+    )
+    b_words = words(b, [(2 * place + i + 8 * half, group) for half in halves for i in (0, 1)])
+    items = [(group + 8 * down, 2 * place + i) for down in (0, 1) for i in (0, 1)]
+    sums = np.stack([c[row, column] for row, column in items], axis=1)
+    c_words = sums.astype(F32).view(U32) if into == "f32" else sums.astype(F16).view(U32)
+    count, kind = c_words.shape[1], "bf16" if brain else "f16"
+    numbers = iter(range(10, 40))
+
+    def braces(many: int) -> str:
+        return "{" + ", ".join(f"%r{next(numbers)}" for _ in range(many)) + "}"
+
+    target = "{" + ", ".join(f"%r{i + 1}" for i in range(count)) + "}"
+    name = f"mma.sync.aligned.m16n8k{k}.row.col.{into}.{kind}.{kind}.{into}"
+    code = f"{name} {target}, {braces(k // 4)}, {braces(k // 8)}, {braces(count)};"
+    found = fragments(into, code, a=a_words, b=b_words, c=c_words)
+    values = found.view(F32) if into == "f32" else found.view(F16)
+    product = a @ b + c
+    assert values.tolist() == np.stack([product[r, q] for r, q in items], axis=1).tolist()
+
+
+ROWS = "shl.b32 %r1, %r0, 4; mov.b32 %r2, pool; add.s32 %r2, %r2, %r1;"
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("trans", [False, True])
+def test_matrices_are_loaded_and_stored_by_rows(count: int, trans: bool) -> None:
+    cells = np.arange(32 * 8, dtype=U16).reshape(4, 8, 8) * 3
+    registers = "{" + ", ".join(f"%r{10 + i}" for i in range(count)) + "}"
+    suffix = f"m8n8.x{count}{'.trans' if trans else ''}.shared.b16"
+    stores = "".join(
+        f"mad.wide.u32 %rd1, %r0, {4 * count}, %out; st.global.b32 [%rd1+{4 * i}], %r{10 + i};"
+        for i in range(count)
+    )
+    body = (
+        f"{ROWS} mad.wide.u32 %rd0, %r0, 16, %cells;"
+        "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%rd0];"
+        "st.shared.v4.b32 [%r2], {%r4, %r5, %r6, %r7};"
+        f"ldmatrix.sync.aligned.{suffix} {registers}, [%r2];"
+    )
+    given = {"cells": cells}
+    out = run(body + stores, out=np.zeros((32, count), U32), inputs=given, shared_bytes=512)
+    for lane, words in enumerate(out):
+        for matrix, word in enumerate(words):
+            at, (row, column) = cells[matrix], (lane // 4, 2 * (lane % 4))
+            low, high = at[row, column], at[row, column + 1]
+            if trans:
+                low, high = at[column, row], at[column + 1, row]
+            assert word == int(low) | int(high) << 16
+    # And back: what was loaded is stored, elsewhere.
+    back = (
+        f"stmatrix.sync.aligned.{suffix} [%r2+512], {registers};"
+        f"setp.lt.u32 %p1, %r0, {8 * count}; mad.wide.u32 %rd1, %r0, 16, %out;"
+        "@%p1 ld.shared.v4.b32 {%r4, %r5, %r6, %r7}, [%r2+512];"
+        "@%p1 st.global.v4.b32 [%rd1], {%r4, %r5, %r6, %r7};"
+    )
+    out = run(body + back, out=np.zeros((count, 8, 8), U16), inputs=given, shared_bytes=1024)
+    assert (out == cells[:count]).all()
+
+
+# Control flow
+
+
+def test_threads_part_and_meet_again() -> None:
+    code = (
+        "mov.b32 %r1, 0; mov.b32 %r2, 0;\n"
+        "$LOOP:\n setp.ge.u32 %p1, %r2, %r0; @%p1 bra $OUT;\n"
+        "and.b32 %r3, %r2, 1; setp.eq.s32 %p2, %r3, 0; @%p2 bra $EVEN;\n"
+        "add.s32 %r1, %r1, 10; bra.uni $NEXT;\n"
+        "$EVEN:\n add.s32 %r1, %r1, 1;\n"
+        "$NEXT:\n add.s32 %r2, %r2, 1; bra $LOOP;\n"
+        "$OUT:\n shfl.sync.idx.b32 %r1, %r1, %r0, 31, -1;"
+    )
+    assert lanes(code) == [(lane + 1) // 2 + lane // 2 * 10 for lane in range(32)]
+
+
+def test_predicated_instructions_keep_what_other_threads_have() -> None:
+    code = (
+        "mov.b32 %r1, 5; setp.lt.u32 %p1, %r0, 3; @%p1 mov.b32 %r1, 6; @!%p1 add.s32 %r1, %r1, 2;"
+    )
+    assert lanes(code) == [6] * 3 + [7] * 29
+
+
+def test_names_between_braces_are_their_own() -> None:
+    code = (
+        "{ .reg .pred x; .reg .b32 y; setp.gt.u32 x, %r0, 3; selp.b32 y, 2, 1, x; mov.b32 %r2, y; }"
+        "{ .reg .b64 x; .reg .pred y; cvt.u64.u32 x, %r2; setp.eq.s64 y, x, 2;"
+        "  selp.b32 %r1, 20, 10, y; }"
+    )
+    assert lanes(code) == [10] * 4 + [20] * 28
+    loop = "{ .reg .pred p; $L: add.s32 %r1, %r1, 1; setp.lt.s32 p, %r1, 4; @p bra $L; }"
+    assert lanes(f"mov.b32 %r1, 0; {loop} mov.b32 %r1, 1; {loop}") == [4] * 32
+
+
+def test_a_grid_in_batches_has_the_right_places() -> None:
+    body = (
+        "mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mad.lo.s32 %r3, %r1, %r2, %r0;"
+        "mov.u32 %r4, %nctaid.x; mad.lo.s32 %r5, %r4, 1000, %r3;"
+        "mad.wide.u32 %rd0, %r3, 4, %out; st.global.u32 [%rd0], %r5;"
+    )
+    # 48 threads are one warp and a half.
+    out = run(body, out=np.zeros(7 * 48, U32), threads=48, blocks=7, lanes=130)
+    assert out.tolist() == [7000 + i for i in range(7 * 48)]
+
+
+def test_special_registers_of_blocks_in_three_dimensions() -> None:
+    body = (
+        "mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z;"
+        "mad.lo.s32 %r4, %r3, 3, %r2; mad.lo.s32 %r4, %r4, 4, %r1;"
+        "mov.u32 %r5, %ctaid.y; mad.lo.s32 %r6, %r5, 24, %r4; mov.u32 %r7, %laneid;"
+        "mov.u32 %r8, %lanemask_lt;"
+        "mad.wide.u32 %rd0, %r6, 8, %out; st.global.v2.u32 [%rd0], {%r7, %r8};"
+    )
+    machine, memory, out = Machine(kernel(body, ["out"])), Memory(), np.zeros((48, 2), U32)
+    buffer = memory.buffer(out, "out", writable=True)
+    machine.run(memory, grid=(1, 2), block=(4, 3, 2), arguments=[buffer])
+    assert out.tolist() == [[i % 24, (1 << i % 24) - 1] for i in range(48)]
+
+
+def test_what_is_not_known_is_an_error() -> None:
+    for code in (
+        "wgmma.fence.sync.aligned;",
+        "mov.u32 %r1, %clock;",
+        "mov.u32 %r1, nowhere;",
+        "add.cc.u32 %r1, %r1, %r1;",
+        "ld.global.strange.b32 %r1, [%out];",
+        "add.s32 %r1, %r1, %unknown;",
+        "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r1}, {%r1}, {%r1};",
+        "cvt.s32.f32 %r1, %f1;",
+        "bra $NOWHERE;",
+    ):
+        with pytest.raises(UnknownPtx):
+            Machine(kernel(code, ["out"]))
+
+
+def test_atomic_operations() -> None:
+    body = (
+        "red.global.add.u32 [%out], %r0; mov.f32 %f1, 0f3F000000; red.global.add.f32 [%out+4], %f1;"
+        "atom.global.max.u32 %r1, [%out+8], %r0; mov.b32 %r5, pool; mov.b32 %r6, 0;"
+        "setp.eq.s32 %p1, %r0, 0; @%p1 st.shared.u32 [%r5], %r6; bar.warp.sync -1;"
+        "atom.shared.add.u32 %r7, [%r5], 2; mad.wide.u32 %rd0, %r0, 4, %out;"
+        "st.global.u32 [%rd0+12], %r7;"
+    )
+    out = run(body, out=np.zeros(35, U32), shared_bytes=4)
+    assert out[:3].tolist() == [31 * 16, int(f32(16).view(U32)[0]), 31]
+    assert sorted(out[3:].tolist()) == list(range(0, 64, 2))
+
+
+def test_kernels_are_run_with_the_block_and_arguments_that_they_have() -> None:
+    machine = Machine(kernel("", ["out"]).replace(")\n{", ")\n.reqntid 64, 1, 1\n{"))
+    memory = Memory()
+    out = memory.buffer(np.zeros(1, U32), "out")
+    with pytest.raises(ValueError, match="64"):
+        machine.run(memory, grid=(1,), block=(32,), arguments=[out])
+    with pytest.raises(ValueError, match="arguments"):
+        machine.run(memory, grid=(1,), block=(64,), arguments=[out, 1])
+    with pytest.raises(ValueError, match="param_out"):
+        machine.run(memory, grid=(1,), block=(64,), arguments=[1 << 64])
+    machine.run(memory, grid=(1,), block=(64,), arguments=[out])
