@@ -5,10 +5,11 @@ For the tokens i and j of a chunk, with S the state before it:
     out_i = exp(decay_i) S C_i + sum over j <= i of cb_ij exp(decay_i - decay_j) dt_j x_j + D x_i
     out_i = out_i silu(z_i)
 
-The last dimension is contiguous, and rows of x, z, c, cb and states are aligned to 16 bytes:
+The last dimension is contiguous, and rows of x, z, c and states are aligned to 16 bytes:
 
-- ``cb``             ``(batch, chunks, groups, chunk_size, chunk_size)`` fp32: products of C and B,
-  zero for two sequences; what is above the diagonal may be anything;
+- ``cb``             ``(batch, chunks, groups, chunk_size, chunk_size)`` fp32, rows aligned to 8
+  bytes and padded to an even number: products of C and B, zero for two sequences; what is above the
+  diagonal may be anything;
 - ``x``, ``z``       ``(batch, seqlen, heads, headdim)``, 16-bit; ``z`` may be null;
 - ``steps``          ``(batch, heads, chunks, chunk_size)`` fp32, called dt elsewhere;
 - ``decay``          as ``steps``: sums of step sizes times A within the chunk;

@@ -124,7 +124,7 @@ PASSING = Declaration(
 SCAN = Declaration(
     name="ssd_chunk_scan",
     parameters=(
-        _pointer("cb", "f32", 16),
+        _pointer("cb", "f32", 8),
         *_rows("x"),
         *_floats("steps", "decay"),
         *_rows("c"),
