@@ -23,9 +23,9 @@ The last dimension is contiguous, and rows of x, z, c and states are aligned to 
 
 A block takes ``width`` channels of a head, and ``block_tiles`` tiles of 64 tokens of a chunk; a warp
 takes 16 tokens of a tile. The state lies in shared memory in the order in which lanes take it as
-second operand. Per tile: C times the state, then tile by tile up to the diagonal cb, with decays,
-step sizes and mask, times x. Tiles of x come by turns, and cb goes straight to the registers that
-need it, both a tile ahead.
+second operand. Per tile: C times the state, then 16 by 16 up to the diagonal cb, with decays, step
+sizes and mask, times x. x comes a tile ahead, and cb, straight to the registers that need it, 16
+columns ahead.
 """
 
 # The DSL ships no types, and its `.pth` file hides it from type checkers.
@@ -208,7 +208,7 @@ def ssd_chunk_scan(
     state_lane = shared + Uint32(lane * 16)
     x_lane = Uint32(lane % 16 * x_row + lane // 16 * 16)
     c_words = cute.make_rmem_tensor((4, 2, columns // 32), Uint32)
-    products = cute.make_rmem_tensor((8, TILE // 16), Float32)
+    products = cute.make_rmem_tensor((8,), Float32)
     y = cute.make_rmem_tensor((4, width // 8), Float32)
     turn = Int32(0)
     for tile in cutlass.range(first_tile, end_tile, 1, unroll=1):
@@ -219,12 +219,8 @@ def ssd_chunk_scan(
         )
         commit_copies()
         load_c(c_words, c_from + Int64(row) * (2 * c_token), c_token, count - row, t, dstate)
-        cb_row_from = cb_from + Int64(row) * (4 * cb_row)
-        for block in cutlass.range_constexpr(TILE // 16):
-            load_products(
-                products, block, cb_row_from, cb_row, block * 16, count - row,
-                count - block * 16 - 2 * t,
-            )
+        products_from = cb_from + Int64(row) * (4 * cb_row)
+        load_products(products, products_from, cb_row, count - row, count - 2 * t)
         row_decays = cute.make_rmem_tensor((2,), Float32)
         counts = cute.make_rmem_tensor((2,), Int32)
         for half in cutlass.range_constexpr(2):
@@ -250,21 +246,23 @@ def ssd_chunk_scan(
                 )
             commit_copies()
             stage = shared + Uint32(x_start + turn % 2 * stage_bytes)
-            for block in cutlass.range_constexpr(TILE // 16):
+            blocks = choose(column_tile < tile, Int32(TILE // 16), warp + 1)
+            for block in cutlass.range(0, blocks, 1, unroll=1):
                 column = column_tile * TILE + block * 16
                 a = weigh(
-                    [products[i, block] for i in range(8)],
-                    stage + Uint32(TILE * x_row + block * 64) + Uint32(8 * t),
+                    [products[i] for i in range(8)],
+                    stage + Uint32(TILE * x_row + 8 * t) + Uint32(block * 64),
                     [row_decays[i] for i in range(2)],
                     row - column - 2 * t,
                     element,
                 )
-                ahead = column + TILE
+                products_from += 64
+                more = column + 16 <= tile * TILE + warp * 16
                 load_products(
-                    products, block, cb_row_from, cb_row, ahead,
-                    choose(column_tile < tile, count - row, Int32(0)), count - ahead - 2 * t,
+                    products, products_from, cb_row, choose(more, count - row, Int32(0)),
+                    count - column - 16 - 2 * t,
                 )
-                multiply_x(y, a, stage + x_lane + Uint32(block * 16 * x_row), element)
+                multiply_x(y, a, stage + x_lane + Uint32(block * (16 * x_row)), element)
             turn += 1
         diagonal = shared + Uint32(x_start + (turn - 1) % 2 * stage_bytes)
         if d.toint() != 0:
@@ -369,18 +367,18 @@ def load_c(words, address, c_token, left, t, dstate):
         address = address + c_token * 16
 
 
-def load_products(products, block, address, cb_row, column, rows_left, columns_left):
-    """Load this lane's eight numbers of 16x16 of cb, from ``column`` on."""
+def load_products(products, address, cb_row, rows_left, columns_left):
+    """Load this lane's eight numbers of 16x16 of cb: rows ``group`` and 8 on, pairs 2t and 8 on."""
     for half in (0, 1):
         for pair in (0, 1):
             values = read_floats(
-                address + Int64(column * 4),
+                address,
                 (rows_left > 8 * half) & (columns_left > 8 * pair),
                 32 * pair,
                 count=2,
             )
             for i in (0, 1):
-                products[4 * half + 2 * pair + i, block] = values[i]
+                products[4 * half + 2 * pair + i] = values[i]
         address = address + cb_row * 32
 
 

@@ -160,8 +160,8 @@ SCAN = Declaration(
 
 
 def _state(dtype: str, headdim: int, dstate: int) -> Variant:
-    """A lane holds width * columns / 128 sums: at most 96."""
-    columns = min(max(dstate, 32), 128)
+    """A lane holds width * columns / 128 sums, of which there may be 80."""
+    columns = min(max(dstate, 32), 64 if headdim == 96 else 128)
     width = 64 if headdim == 128 and columns == 128 else headdim
     names = ("dtype", "headdim", "dstate", "width", "columns")
     return dict(zip(names, (dtype, headdim, dstate, width, columns), strict=True))

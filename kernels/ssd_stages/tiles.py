@@ -61,19 +61,23 @@ def copy_rows(shared, row_bytes, source, stride, left, thread, *, size, columns)
     Row ``i`` begins at ``source + 2 * i * stride`` and comes to ``shared + i * row_bytes``: its
     first ``size`` elements, and zeros up to ``columns`` of them. Rows from ``left`` on are zero.
     """
-    chunks = columns // 8
-    for turn in range(-(-TILE * chunks // THREADS)):
-        piece = thread + turn * THREADS
-        row, column = piece // chunks, piece % chunks
-        inside = row < left
-        if size < columns:
-            inside = inside & (column < size // 8)
+    pieces = columns // 8
+    rows = THREADS // pieces
+    row, column = thread // pieces, thread % pieces
+    source = source + Int64(row) * (stride * 2) + Int64(column * 16)
+    shared = shared + Uint32(row * row_bytes + column * 16)
+    within = True if size == columns else column < size // 8
+    for first in range(0, TILE, rows):
+        wanted = True if THREADS % pieces == 0 else row < rows
+        if first + rows > TILE:
+            wanted = (row < TILE - first) & wanted
         copy_async(
-            shared + Uint32(row * row_bytes + column * 16),
-            source + Int64(row) * (stride * 2) + Int64(column * 16),
-            choose(inside, Int32(16), Int32(0)),
-            True if TILE * chunks >= (turn + 1) * THREADS else piece < TILE * chunks,
+            shared + Uint32(first * row_bytes),
+            source,
+            choose((row + first < left) & within, Int32(16), Int32(0)),
+            wanted,
         )
+        source = source + stride * (2 * rows)
 
 
 def copy_numbers(shared, first, second, left, thread):
