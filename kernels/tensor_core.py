@@ -11,6 +11,8 @@ half. Names of fragments and lanes are those of the PTX manual's `mma.m16n8k16`:
 # pyright: reportMissingImports=false
 
 from cutlass import Float32, Int32, Uint32, cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 _NAMES = {"BFloat16": "bf16", "Float16": "f16"}
 
@@ -139,4 +141,13 @@ def copy_number_async(shared, address, inside, wanted):
         "{ .reg .pred p; setp.ne.s32 p, {$r3}, 0; "
         "@p cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2}; }",
         read_only_args=[shared, address, Int32(inside) * 4, Int32(wanted)],
+    )
+
+
+def thread_index():
+    """This thread's index in its block, read here, so that no register holds it until then."""
+    return Int32(
+        llvm.inline_asm(
+            T.i32(), [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True, is_align_stack=False
+        )
     )

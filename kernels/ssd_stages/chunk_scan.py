@@ -46,6 +46,7 @@ from ..tensor_core import (
     mma,
     pack,
     store_shared,
+    thread_index,
     unpack,
     wait_copies,
 )
@@ -63,6 +64,8 @@ from .tiles import (
     split,
 )
 
+C_AHEAD = 2
+"""Runs of 32 of dstate that are under way."""
 NUMBERS = 2 * 4 * TILE
 """Bytes of a tile's decays and step sizes."""
 
@@ -134,7 +137,6 @@ def ssd_chunk_scan(
     thread = Int32(cute.arch.thread_idx()[0])
     lane = thread % WARP
     warp = cute.arch.make_warp_uniform(thread // WARP)
-    group, t = lane // 4, lane % 4
     x_slice, head, part, chunk, this_batch = split(
         Int32(cute.arch.block_idx()[0]),
         headdim // width,
@@ -165,13 +167,11 @@ def ssd_chunk_scan(
         Int64(this_batch) * cb_batch
         + Int64(chunk) * cb_chunk
         + Int64(group_of_head) * cb_group
-        + Int64(2 * t)
     )
     c_from = c.toint() + 2 * (
         Int64(this_batch) * c_batch
         + Int64(first) * c_token
         + Int64(group_of_head) * c_group
-        + Int64(8 * t)
     )
     z_from = z.toint() + 2 * (
         Int64(this_batch) * z_batch
@@ -207,41 +207,47 @@ def ssd_chunk_scan(
             store_shared(shared + Uint32(d_start + thread * 4), [bits(value)])
     state_lane = shared + Uint32(lane * 16)
     x_lane = Uint32(lane % 16 * x_row + lane // 16 * 16)
-    c_words = cute.make_rmem_tensor((4, 2, columns // 32), Uint32)
+    c_words = cute.make_rmem_tensor((4, 2, C_AHEAD), Uint32)
     products = cute.make_rmem_tensor((8,), Float32)
     y = cute.make_rmem_tensor((4, width // 8), Float32)
     turn = Int32(0)
     for tile in cutlass.range(first_tile, end_tile, 1, unroll=1):
+        # Read anew, so that no register holds over a tile what follows from it.
+        group, t = thread_index() % WARP // 4, thread_index() % 4
         row = tile * TILE + warp * 16 + group
         copy_tile(
-            shared + Uint32(x_start), turn, Int32(0), count, thread,
+            shared + Uint32(x_start), turn, Int32(0), count, thread_index(),
             (x_from, x_token, x_row, width), (decay_from, steps_from),
         )
         commit_copies()
-        load_c(c_words, c_from + Int64(row) * (2 * c_token), c_token, count - row, t, dstate)
+        c_address = c_from + Int64(row) * (2 * c_token)
+        c_rows = (c_address + Int64(16 * t), c_token)
+        for run in cutlass.range_constexpr(min(C_AHEAD, columns // 32)):
+            load_c(c_words, run, c_rows, count - row, t, dstate)
         products_from = cb_from + Int64(row) * (4 * cb_row)
+        products_from = products_from + Int64(8 * t)
         load_products(products, products_from, cb_row, count - row, count - 2 * t)
         row_decays = cute.make_rmem_tensor((2,), Float32)
-        counts = cute.make_rmem_tensor((2,), Int32)
+        counted = cute.make_rmem_tensor((2,), Int32)
         for half in cutlass.range_constexpr(2):
             this = row + 8 * half
             row_decays[half] = read_floats(decay_from + Int64(this) * 4, this < count)[0]
             mine = load_number(
                 seq_from + Int64(this) * (4 * seq_token), has_seq & (this < count), Int32(0)
             )
-            counts[half] = choose((mine == before) | (has_seq == 0), Int32(1), Int32(0))
+            counted[half] = choose((mine == before) | (has_seq == 0), Int32(1), Int32(0))
         wait_copies(0)
         cute.arch.sync_threads()
         y.fill(0.0)
-        multiply_state(y, c_words, state_lane, element)
-        decay_state(y, row_decays, counts)
+        multiply_state(y, c_words, c_rows, count - row, t, dstate, state_lane, element)
+        decay_state(y, row_decays, counted)
         for column_tile in cutlass.range(0, tile + 1, 1, unroll=1):
             if column_tile > 0:
                 wait_copies(0)
                 cute.arch.sync_threads()
             if column_tile < tile:
                 copy_tile(
-                    shared + Uint32(x_start), turn + 1, column_tile + 1, count, thread,
+                    shared + Uint32(x_start), turn + 1, column_tile + 1, count, thread_index(),
                     (x_from, x_token, x_row, width), (decay_from, steps_from),
                 )
             commit_copies()
@@ -274,12 +280,10 @@ def ssd_chunk_scan(
                 element,
             )
         if z.toint() != 0:
-            gate(
-                y, z_from + Int64(row) * (2 * z_token), 16 * z_token, t, count - row, element
-            )
-        write_out(
-            y, out_from + Int64(row) * (2 * out_token), 16 * out_token, t, count - row, element
-        )
+            z_address = z_from + Int64(row) * (2 * z_token)
+            gate(y, z_address, 16 * z_token, t, count - row, element)
+        out_address = out_from + Int64(row) * (2 * out_token)
+        write_out(y, out_address, 16 * out_token, t, count - row, element)
 
 
 def pieces(thread, width, dstate):
@@ -350,20 +354,19 @@ def copy_tile(shared, turn, tile, count, thread, x, numbers):
     )
 
 
-def load_c(words, address, c_token, left, t, dstate):
-    """Load C of rows ``group`` and ``group + 8``: of each run of 32 of dstate 16 bytes a lane.
+def load_c(words, run, c, left, t, dstate):
+    """Load C of rows ``group`` and ``group + 8``: of a run of 32 of dstate 16 bytes a lane.
 
     The order of dstate is free, as long as the state has the same: so a lane's 16 bytes serve as
     its pairs in two instructions.
     """
-    _, _, runs = words.shape
+    address, c_token = c
     for half in (0, 1):
-        for run in range(runs):
-            within = left > 8 * half
-            if dstate < 32 * (run + 1):
-                within = within & (t < (dstate - 32 * run) // 8)
-            for i, word in enumerate(load_words(address, within, 64 * run)):
-                words[i, half, run] = word
+        within = left > 8 * half
+        if dstate < 32 * (run + 1):
+            within = within & (t < (dstate - 32 * run) // 8)
+        for i, word in enumerate(load_words(address, within, 64 * run)):
+            words[i, half, run % C_AHEAD] = word
         address = address + c_token * 16
 
 
@@ -382,21 +385,23 @@ def load_products(products, address, cb_row, rows_left, columns_left):
         address = address + cb_row * 32
 
 
-def multiply_state(y, c_words, state, element):
-    """Add C times the state."""
-    _, _, runs = c_words.shape
+def multiply_state(y, c_words, c, left, t, dstate, state, element):
+    """Add C times the state; the first runs of C are there."""
     _, tiles = y.shape
+    runs = max(dstate, 32) // 32
     for run in range(runs):
         for tile in range(tiles):
             words = load_shared(state, (run * tiles + tile) * (16 * WARP))
             for pair in (0, 2):
-                a = [c_words[pair + i, half, run] for i in (0, 1) for half in (0, 1)]
+                a = [c_words[pair + i, half, run % C_AHEAD] for i in (0, 1) for half in (0, 1)]
                 total = mma(a, words[pair : pair + 2], [y[i, tile] for i in range(4)], element)
                 for i in range(4):
                     y[i, tile] = total[i]
+        if run + C_AHEAD < runs:
+            load_c(c_words, run + C_AHEAD, c, left, t, dstate)
 
 
-def decay_state(y, row_decays, counts):
+def decay_state(y, row_decays, counted):
     """Multiply rows by their decays; zero where the state is another sequence's.
 
     Not by a factor of 0: neither infinities nor NaN may cross.
@@ -406,7 +411,7 @@ def decay_state(y, row_decays, counts):
         for tile in range(y.shape[1]):
             for i in (0, 1):
                 place = (2 * half + i, tile)
-                y[place] = choose(counts[half] != 0, y[place] * factor, Float32(0.0))
+                y[place] = choose(counted[half] != 0, y[place] * factor, Float32(0.0))
 
 
 def weigh(products, numbers, row_decays, diagonal, element):

@@ -7,7 +7,7 @@ chunk into tiles of 64 tokens, whatever its size. A block has four warps.
 # The DSL ships no types, and its `.pth` file hides it from type checkers.
 # pyright: reportMissingImports=false
 
-from cutlass import Int32, Int64, Uint32
+from cutlass import Int32, Int64, Uint32, cute
 
 from ..ssd.prepare import bits, choose, scan_sum, step_size
 from ..tensor_core import copy_async, copy_number_async
@@ -37,12 +37,12 @@ TILE = 64
 
 
 def split(place, *sizes):
-    """The indices that a number stands for, the first of which varies fastest."""
+    """The indices that a block's number stands for, the first of which varies fastest."""
     indices = []
     for size in sizes:
         indices.append(place % size)
         place = place // size
-    return [*indices, place]
+    return [cute.arch.make_warp_uniform(index) for index in (*indices, place)]
 
 
 def smaller(left, right):
