@@ -61,7 +61,7 @@ class Kernels:
 
     @property
     def ssd(self) -> Stages:
-        """The stages of the SSD scan, such as `kernels.ssd.chunk_cumsum`, and `combined` of them."""
+        """The stages of the SSD scan, such as `kernels.ssd.chunk_cumsum`, and `combined`."""
         return self._ssd
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

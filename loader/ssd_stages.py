@@ -486,9 +486,7 @@ class Stages:
                 + "; ".join(_pairs(names, key) for key in there),
                 remedy="pass such sizes, or build with --all",
             )
-        sizes = {
-            name: int(arguments[name]) for _, name in table.declaration.integers
-        }
+        sizes = {name: int(arguments[name]) for _, name in table.declaration.integers}
         values = [arguments[p.name] for p in table.declaration.parameters]
         loaded.enqueue(runtime.current_stream(device), loaded.grid(sizes), values)
 
@@ -517,10 +515,10 @@ class _Check:
         if not isinstance(tensor, Tensor):
             self.fail(f"{name} is a {type(tensor).__name__}", "pass a torch.Tensor")
         found = tuple(tensor.shape)
-        expected = meaning.count(",") + (not meaning.endswith(",)")) if shape is None else len(shape)
-        fits = shape is None or all(
-            w in (None, f) for f, w in zip(found, shape, strict=False)
+        expected = (
+            meaning.count(",") + (not meaning.endswith(",)")) if shape is None else len(shape)
         )
+        fits = shape is None or all(w in (None, f) for f, w in zip(found, shape, strict=False))
         if len(found) != expected or not fits:
             wanted = meaning if shape is None else f"{meaning}, here {tuple(shape)}"
             self.fail(f"{name} has shape {found}", f"pass {wanted}")
@@ -642,7 +640,7 @@ def _with_rows(tensor: Tensor) -> Tensor:
 
 
 def _with_pairs(cb: Tensor) -> Tensor:
-    """cb in fp32, with contiguous rows that start 8-byte aligned."""
+    """The products in fp32, with contiguous rows that start 8-byte aligned."""
     size = cb.shape[-1]
     even = all(
         length == 1 or stride % 2 == 0

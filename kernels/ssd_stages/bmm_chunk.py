@@ -80,9 +80,7 @@ def ssd_bmm_chunk(
         sequences = b_rows + Uint32(TILE * row_bytes)
         c_from = row_address(c, this_batch, c_batch, first + row, c_token, this_group, c_group)
         b_from = row_address(b, this_batch, b_batch, first + column, b_token, this_group, b_group)
-        seq_from = seq_idx.toint() + 4 * (
-            Int64(this_batch) * seq_batch + Int64(first) * seq_token
-        )
+        seq_from = seq_idx.toint() + 4 * (Int64(this_batch) * seq_batch + Int64(first) * seq_token)
         has_seq = seq_idx.toint() != 0
         copy_number_async(
             sequences + Uint32(thread * 4),
@@ -97,16 +95,20 @@ def ssd_bmm_chunk(
                 (b_rows, b_from, b_token, count - column),
             ):
                 copy_rows(
-                    shared_rows + Uint32(2 * start), row_bytes, source + 2 * start, stride,
-                    left, thread, size=run, columns=run,
+                    shared_rows + Uint32(2 * start),
+                    row_bytes,
+                    source + 2 * start,
+                    stride,
+                    left,
+                    thread,
+                    size=run,
+                    columns=run,
                 )
             commit_copies()
         sums = cute.make_rmem_tensor((4, TILE // 8), Float32)
         sums.fill(0.0)
         c_lane = shared + Uint32((warp * 16 + lane % 16) * row_bytes + lane // 16 * 16)
-        b_lane = b_rows + Uint32(
-            (lane // 16 * 8 + lane % 8) * row_bytes + lane // 8 % 2 * 16
-        )
+        b_lane = b_rows + Uint32((lane // 16 * 8 + lane % 8) * row_bytes + lane // 8 % 2 * 16)
         for start in cutlass.range_constexpr(0, dstate, run):
             wait_copies((dstate - start) // run - 1)
             cute.arch.sync_threads()

@@ -82,7 +82,15 @@ def ssd_chunk_cumsum(
     for start in cutlass.range(0, chunk_size, TILE, unroll=1):
         buffer = shared + Uint32(start // TILE % 2 * (TILE * ROW))
         load_steps(
-            buffer, dt, dt_index, dt_token, first, start, count, known, (warp, lane),
+            buffer,
+            dt,
+            dt_index,
+            dt_token,
+            first,
+            start,
+            count,
+            known,
+            (warp, lane),
             (bias, dt_kind, softplus, low, high),
         )
         cute.arch.sync_threads()

@@ -21,8 +21,8 @@ The last dimension is contiguous, and rows of x, z, c and states are aligned to 
   sequence that the chunk before ended in, which before the first chunk is that of index 0;
 - ``out``            as x, contiguous.
 
-A block takes ``width`` channels of a head, and ``block_tiles`` tiles of 64 tokens of a chunk; a warp
-takes 16 tokens of a tile. The state lies in shared memory in the order in which lanes take it as
+A block takes ``width`` channels of a head, and ``block_tiles`` tiles of 64 tokens of a chunk; a
+warp takes 16 tokens of a tile. The state lies in shared memory in the order in which lanes take it as
 second operand. Per tile: C times the state, then 16 by 16 up to the diagonal cb, with decays, step
 sizes and mask, times x. x comes a tile ahead, and cb, straight to the registers that need it, 16
 columns ahead.
@@ -152,10 +152,7 @@ def ssd_chunk_scan(
 
     shared = Uint32(cute.arch.get_dyn_smem(Float32).toint())
     x_from = x.toint() + 2 * (
-        Int64(this_batch) * x_batch
-        + Int64(first) * x_token
-        + Int64(head) * x_head
-        + Int64(channel)
+        Int64(this_batch) * x_batch + Int64(first) * x_token + Int64(head) * x_head + Int64(channel)
     )
     decay_from = decay.toint() + 4 * (
         Int64(this_batch) * decay_batch + Int64(head) * decay_head + Int64(chunk) * decay_chunk
@@ -164,25 +161,17 @@ def ssd_chunk_scan(
         Int64(this_batch) * steps_batch + Int64(head) * steps_head + Int64(chunk) * steps_chunk
     )
     cb_from = cb.toint() + 4 * (
-        Int64(this_batch) * cb_batch
-        + Int64(chunk) * cb_chunk
-        + Int64(group_of_head) * cb_group
+        Int64(this_batch) * cb_batch + Int64(chunk) * cb_chunk + Int64(group_of_head) * cb_group
     )
     c_from = c.toint() + 2 * (
-        Int64(this_batch) * c_batch
-        + Int64(first) * c_token
-        + Int64(group_of_head) * c_group
+        Int64(this_batch) * c_batch + Int64(first) * c_token + Int64(group_of_head) * c_group
     )
     z_from = z.toint() + 2 * (
-        Int64(this_batch) * z_batch
-        + Int64(first) * z_token
-        + Int64(head) * z_head
-        + Int64(channel)
+        Int64(this_batch) * z_batch + Int64(first) * z_token + Int64(head) * z_head + Int64(channel)
     )
     out_token = Int64(heads) * headdim
     out_from = out.toint() + 2 * (
-        (Int64(this_batch) * seqlen + Int64(first)) * out_token
-        + Int64(head * headdim + channel)
+        (Int64(this_batch) * seqlen + Int64(first)) * out_token + Int64(head * headdim + channel)
     )
     seq_from = seq_idx.toint() + 4 * (Int64(this_batch) * seq_batch + Int64(first) * seq_token)
     has_seq = seq_idx.toint() != 0
@@ -196,9 +185,7 @@ def ssd_chunk_scan(
             + Int64(channel * dstate)
         )
         if states_kind == 0:
-            round_state(
-                shared, states.toint() + state_index * 4, thread, width, dstate, element
-            )
+            round_state(shared, states.toint() + state_index * 4, thread, width, dstate, element)
         else:
             copy_state(shared, states.toint() + state_index * 2, thread, width, dstate)
         if (thread < width) & (d.toint() != 0):
@@ -216,8 +203,13 @@ def ssd_chunk_scan(
         group, t = thread_index() % WARP // 4, thread_index() % 4
         row = tile * TILE + warp * 16 + group
         copy_tile(
-            shared + Uint32(x_start), turn, Int32(0), count, thread_index(),
-            (x_from, x_token, x_row, width), (decay_from, steps_from),
+            shared + Uint32(x_start),
+            turn,
+            Int32(0),
+            count,
+            thread_index(),
+            (x_from, x_token, x_row, width),
+            (decay_from, steps_from),
         )
         commit_copies()
         c_address = c_from + Int64(row) * (2 * c_token)
@@ -247,8 +239,13 @@ def ssd_chunk_scan(
                 cute.arch.sync_threads()
             if column_tile < tile:
                 copy_tile(
-                    shared + Uint32(x_start), turn + 1, column_tile + 1, count, thread_index(),
-                    (x_from, x_token, x_row, width), (decay_from, steps_from),
+                    shared + Uint32(x_start),
+                    turn + 1,
+                    column_tile + 1,
+                    count,
+                    thread_index(),
+                    (x_from, x_token, x_row, width),
+                    (decay_from, steps_from),
                 )
             commit_copies()
             stage = shared + Uint32(x_start + turn % 2 * stage_bytes)
@@ -265,7 +262,10 @@ def ssd_chunk_scan(
                 products_from += 64
                 more = column + 16 <= tile * TILE + warp * 16
                 load_products(
-                    products, products_from, cb_row, choose(more, count - row, Int32(0)),
+                    products,
+                    products_from,
+                    cb_row,
+                    choose(more, count - row, Int32(0)),
                     count - column - 16 - 2 * t,
                 )
                 multiply_x(y, a, stage + x_lane + Uint32(block * (16 * x_row)), element)
@@ -344,13 +344,22 @@ def copy_tile(shared, turn, tile, count, thread, x, numbers):
     left = count - token
     stage = shared + Uint32(turn % 2 * (TILE * x_row + NUMBERS))
     copy_rows(
-        stage, x_row, x_from + Int64(token) * (2 * x_token), x_token, left, thread,
-        size=width, columns=width,
+        stage,
+        x_row,
+        x_from + Int64(token) * (2 * x_token),
+        x_token,
+        left,
+        thread,
+        size=width,
+        columns=width,
     )
     four = Int64(4)
     copy_numbers(
-        stage + Uint32(TILE * x_row), (decay_from + Int64(token) * 4, four),
-        (steps_from + Int64(token) * 4, four), left, thread,
+        stage + Uint32(TILE * x_row),
+        (decay_from + Int64(token) * 4, four),
+        (steps_from + Int64(token) * 4, four),
+        left,
+        thread,
     )
 
 

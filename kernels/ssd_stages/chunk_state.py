@@ -116,10 +116,7 @@ def ssd_chunk_state(
 
     shared = Uint32(cute.arch.get_dyn_smem(Float32).toint())
     x_from = x.toint() + 2 * (
-        Int64(this_batch) * x_batch
-        + Int64(first) * x_token
-        + Int64(head) * x_head
-        + Int64(channel)
+        Int64(this_batch) * x_batch + Int64(first) * x_token + Int64(head) * x_head + Int64(channel)
     )
     b_from = b.toint() + 2 * (
         Int64(this_batch) * b_batch
@@ -137,26 +134,33 @@ def ssd_chunk_state(
     has_seq = seq_idx.toint() != 0
 
     copy_tile(
-        shared, Int32(0), count, thread, has_seq, (x_from, x_token, x_row, width),
-        (b_from, b_token, b_row, columns, dstate), (decay_from, steps_from, seq_from, seq_token),
+        shared,
+        Int32(0),
+        count,
+        thread,
+        has_seq,
+        (x_from, x_token, x_row, width),
+        (b_from, b_token, b_row, columns, dstate),
+        (decay_from, steps_from, seq_from, seq_token),
     )
     commit_copies()
     last = read_floats(decay_from + Int64(count - 1) * 4, True)[0]
-    last_sequence = load_number(
-        seq_from + Int64(count - 1) * (4 * seq_token), has_seq, Int32(0)
-    )
+    last_sequence = load_number(seq_from + Int64(count - 1) * (4 * seq_token), has_seq, Int32(0))
     sums = cute.make_rmem_tensor((4, columns // (8 * WARPS), width // 16), Float32)
     sums.fill(0.0)
     x_lane = Uint32((lane // 16 * 8 + lane % 8) * x_row + lane // 8 % 2 * 16)
-    b_lane = Uint32(
-        b_start + lane % 16 * b_row + lane // 16 * 16 + warp * (2 * columns // WARPS)
-    )
+    b_lane = Uint32(b_start + lane % 16 * b_row + lane // 16 * 16 + warp * (2 * columns // WARPS))
     for tile in cutlass.range(0, tiles, 1, unroll=1):
         wait_copies(0)
         cute.arch.sync_threads()
         if tile + 1 < tiles:
             copy_tile(
-                shared, tile + 1, count, thread, has_seq, (x_from, x_token, x_row, width),
+                shared,
+                tile + 1,
+                count,
+                thread,
+                has_seq,
+                (x_from, x_token, x_row, width),
                 (b_from, b_token, b_row, columns, dstate),
                 (decay_from, steps_from, seq_from, seq_token),
             )
@@ -195,22 +199,39 @@ def copy_tile(shared, tile, count, thread, has_seq, x, b, numbers):
     numbers_start = b_start + TILE * b_row
     stage = shared + Uint32(tile % 2 * (numbers_start + NUMBERS))
     copy_rows(
-        stage, x_row, x_from + Int64(token) * (2 * x_token), x_token, left, thread,
-        size=width, columns=width,
+        stage,
+        x_row,
+        x_from + Int64(token) * (2 * x_token),
+        x_token,
+        left,
+        thread,
+        size=width,
+        columns=width,
     )
     copy_rows(
-        stage + Uint32(b_start), b_row, b_from + Int64(token) * (2 * b_token), b_token, left,
-        thread, size=min(dstate, columns), columns=columns,
+        stage + Uint32(b_start),
+        b_row,
+        b_from + Int64(token) * (2 * b_token),
+        b_token,
+        left,
+        thread,
+        size=min(dstate, columns),
+        columns=columns,
     )
     four = Int64(4)
     at = stage + Uint32(numbers_start)
     copy_numbers(
-        at, (decay_from + Int64(token) * 4, four), (steps_from + Int64(token) * 4, four),
-        left, thread,
+        at,
+        (decay_from + Int64(token) * 4, four),
+        (steps_from + Int64(token) * 4, four),
+        left,
+        thread,
     )
     copy_number_async(
-        at + Uint32(8 * TILE + thread * 4), seq_from + Int64(token + thread) * (4 * seq_token),
-        thread < left, has_seq & (thread < TILE),
+        at + Uint32(8 * TILE + thread * 4),
+        seq_from + Int64(token + thread) * (4 * seq_token),
+        thread < left,
+        has_seq & (thread < TILE),
     )
 
 
@@ -243,9 +264,7 @@ def multiply(sums, x_rows, b_rows, factors, element):
             scaled = []
             for i in (0, 1):
                 low, high = unpack(words[half + i], element)
-                scaled.append(
-                    pack(low * factors[2 * i], high * factors[2 * i + 1], element)
-                )
+                scaled.append(pack(low * factors[2 * i], high * factors[2 * i + 1], element))
             operands.append(scaled)
     for m in range(m_tiles):
         a = load_matrices(x_rows, 32 * m, transposed=True)

@@ -1,4 +1,4 @@
-"""Declarations of the SSD scan's stages; the docstrings of their modules say what parameters are."""
+"""Declarations of the SSD scan's stages; their modules' docstrings say what parameters are."""
 
 from ..models import DSTATES, HEADDIMS, MODELS
 from ..spec import Budget, Declaration, KernelSpec, Parameter, Variant, product

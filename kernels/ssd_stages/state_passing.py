@@ -69,9 +69,7 @@ def ssd_state_passing(
     states_from = states.toint() + 4 * (
         Int64(this_batch) * states_batch + Int64(head) * states_head + Int64(place)
     )
-    decay_from = decay.toint() + 4 * (
-        Int64(this_batch) * decay_batch + Int64(head) * decay_head
-    )
+    decay_from = decay.toint() + 4 * (Int64(this_batch) * decay_batch + Int64(head) * decay_head)
     seq_from = seq_idx.toint() + 4 * (Int64(this_batch) * seq_batch)
     has_seq = seq_idx.toint() != 0
 
@@ -79,9 +77,7 @@ def ssd_state_passing(
     given = inside & (initial.toint() != 0)
     for pair in cutlass.range_constexpr(2):
         index = (
-            Int64(this_batch) * initial_batch
-            + Int64(head) * initial_head
-            + Int64(place + 2 * pair)
+            Int64(this_batch) * initial_batch + Int64(head) * initial_head + Int64(place + 2 * pair)
         )
         state[2 * pair], state[2 * pair + 1] = load_pair(
             initial.toint(), index, initial_kind, given
@@ -91,8 +87,12 @@ def ssd_state_passing(
     sequences = cute.make_rmem_tensor((AHEAD,), Int32)
     for slot in cutlass.range_constexpr(AHEAD):
         refill(
-            (added, decays, sequences), slot, Int32(slot), chunks,
-            (states_from, states_chunk, inside), (decay_from, decay_chunk),
+            (added, decays, sequences),
+            slot,
+            Int32(slot),
+            chunks,
+            (states_from, states_chunk, inside),
+            (decay_from, decay_chunk),
             (seq_from, seq_token, has_seq, chunk_size, seqlen),
         )
     sequence = Int32(0)
@@ -106,8 +106,12 @@ def ssd_state_passing(
             advance(state, added, decays, slot, goes_on, there)
             sequence = choose(there, sequences[slot], sequence)
             refill(
-                (added, decays, sequences), slot, chunk + AHEAD, chunks,
-                (states_from, states_chunk, inside), (decay_from, decay_chunk),
+                (added, decays, sequences),
+                slot,
+                chunk + AHEAD,
+                chunks,
+                (states_from, states_chunk, inside),
+                (decay_from, decay_chunk),
                 (seq_from, seq_token, has_seq, chunk_size, seqlen),
             )
     index = (Int64(this_batch) * heads + head) * dim + Int64(place)
@@ -126,9 +130,7 @@ def refill(slots, slot, chunk, chunks, states, decay, sequence):
         added[i, slot] = word.bitcast(Float32)
     decays[slot] = read_floats(decay_from + Int64(chunk) * (4 * decay_chunk), there)[0]
     end = smaller(Int64(chunk + 1) * chunk_size, Int64(seqlen))
-    sequences[slot] = load_number(
-        seq_from + (end - 1) * (4 * seq_token), there & has_seq, Int32(0)
-    )
+    sequences[slot] = load_number(seq_from + (end - 1) * (4 * seq_token), there & has_seq, Int32(0))
 
 
 def advance(state, added, decays, slot, goes_on, there):

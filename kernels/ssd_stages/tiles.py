@@ -87,7 +87,5 @@ def copy_numbers(shared, first, second, left, thread):
     """
     place = thread % TILE
     (one, one_stride), (two, two_stride) = first, second
-    source = choose(
-        thread < TILE, one + Int64(place) * one_stride, two + Int64(place) * two_stride
-    )
+    source = choose(thread < TILE, one + Int64(place) * one_stride, two + Int64(place) * two_stride)
     copy_number_async(shared + Uint32(thread * 4), source, place < left, True)

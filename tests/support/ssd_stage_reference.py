@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806 - A, B, C and D are the names of the calls that these mirror.
+# ruff: noqa: N803 - A, B, C and D are the names of the calls that these mirror.
 """What each stage of the SSD scan computes, in float64; the calls are those of `kernels.ssd`."""
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def chunk_scan(
     z: Tensor | None = None,
     seq_idx: Tensor | None = None,
 ) -> Tensor:
-    (batch, seqlen, heads, headdim), chunk_size = x.shape, dt.shape[-1]
+    (_, seqlen, heads, _), chunk_size = x.shape, dt.shape[-1]
     a = dA_cumsum.double().permute(0, 2, 1, 3)
     lower = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=x.device).tril()
     left = (a.unsqueeze(-1) - a.unsqueeze(-2)).masked_fill(~lower, -math.inf).exp()

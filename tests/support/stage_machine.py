@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernel_runs import Case, Kernel
 from ptx_machine import Memory
 from sonata_aot.artifacts import ArtifactSet, Declaration
+from sonata_aot.artifacts.declaration import Variant
 from sonata_aot.kernels import builtin
 from sonata_aot.loader.ssd_stages import Stages
 
@@ -40,9 +41,7 @@ class Storages(TorchDispatchMode):
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)  # pyright: ignore
             self.found[storage.data_ptr()] = flat
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for item in (*args, result):
             if isinstance(item, torch.Tensor):
@@ -127,15 +126,15 @@ class OnMachine:
             return getattr(self.stages, stage)(*args, **kwargs)
 
 
-def cases(*pairs: tuple[str, int, int]) -> list[Case]:
-    """Every stage's variant for dtype, headdim and dstate."""
+def cases(*pairs: Variant) -> list[Case]:
+    """Every stage's variants for each dtype, headdim and dstate."""
     found: list[Case] = []
     for name in _WRITTEN:
         spec = builtin()[name]
         for variant in spec.variants:
             wanted = any(
-                all(variant.get(n, v) == v for n, v in zip(("dtype", "headdim", "dstate"), pair))
-                for pair in pairs
+                variant.items() >= {n: v for n, v in sizes.items() if n in variant}.items()
+                for sizes in pairs
             )
             if wanted:
                 found.append((ARCH, name, dict(variant)))
