@@ -5,7 +5,6 @@ from dataclasses import dataclass
 WARP = 32
 SCAN_WARPS = 4
 STATE_WARPS = 4
-THREADS = WARP * (SCAN_WARPS + STATE_WARPS)
 X_STAGES = 3
 B_STAGES = 2
 S_STAGES = 2
@@ -19,6 +18,12 @@ class Shape:
     dstate: int
     width: int
     tile: int
+    outputs: int
+
+    @property
+    def threads(self):
+        """Of a block; without `outputs` it computes states alone."""
+        return WARP * (SCAN_WARPS * self.outputs + STATE_WARPS)
 
     @property
     def slices(self):
@@ -46,14 +51,14 @@ class Shape:
         return self.columns // 32
 
     @property
-    def parts(self):
-        """Scan warps that share a block of 16 tokens, each with its part of the channels."""
-        return SCAN_WARPS // self.row_blocks
+    def halves(self):
+        """Runs of 8 tokens of one output warp."""
+        return self.tile // (8 * SCAN_WARPS)
 
     @property
-    def channels(self):
-        """Channels of one scan warp."""
-        return self.width // self.parts
+    def channel_tiles(self):
+        """Runs of 16 channels of a block."""
+        return self.width // 16
 
     @property
     def state_columns(self):
@@ -98,7 +103,7 @@ class Shape:
     @property
     def decay_start(self):
         """Where the pairs (decay, step size) of a tile's tokens begin."""
-        return self.s_start + S_STAGES * self.s_stage
+        return self.s_start + S_STAGES * self.s_stage * self.outputs
 
     @property
     def starts_start(self):
@@ -113,4 +118,12 @@ class Shape:
     @property
     def shared_bytes(self):
         """All of it."""
-        return self.d_start + 4 * self.width
+        return self.d_start + 4 * self.width * self.outputs
+
+
+def slot(group, t):
+    """Where, among a warp's 32 runs of 16 bytes of the state, lane (group, t) has its own.
+
+    The turn spreads what lanes of eight groups write over all banks.
+    """
+    return group * 4 + (t ^ (group // 2))

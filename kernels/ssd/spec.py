@@ -5,7 +5,6 @@ sequence. The docstrings of their modules say what each parameter is.
 """
 
 from ..spec import Budget, Declaration, KernelSpec, Parameter, Variant, product
-from .shape import THREADS
 
 
 def _pointer(name: str, element: str, align: int) -> Parameter:
@@ -48,15 +47,16 @@ PREPARE = Declaration(
         *_strides(*_of("b", "batch", "token", "group"), *_of("c", "batch", "token", "group")),
         *_strides(*_of("seq", "batch", "token")),
     ),
-    choices=("dtype", "dstate", "tile"),
+    choices=("dtype", "dstate", "tile", "pdl"),
     selectors=("dtype", "dstate", "tile"),
     # As many warps as a tile has 16x16 blocks on and below its diagonal.
     block=(f"32 * {_TRIANGLE}", "1", "1"),
     grid=("batch * tiles", f"groups + ceildiv(heads, {_TRIANGLE})", "1"),
+    min_sm="80 + 10 * pdl",
     budget=Budget(),
 )
 
-_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile")
+_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile", "packed", "outputs", "pdl")
 _COLUMNS = "max(dstate, 32)"
 
 SCAN = Declaration(
@@ -74,8 +74,10 @@ SCAN = Declaration(
         _pointer("initial", "u8", 16),
         _pointer("final", "f32", 16),
         _pointer("totals", "f32", 4),
+        _pointer("cu_seqlens", "i32", 4),
+        _pointer("end_states", "dtype", 16),
         *_integers("batch", "seqlen", "tiles", "segments", "segment_tiles"),
-        *_integers("heads", "groups", "group_heads", "d_kind", "initial_kind"),
+        *_integers("heads", "groups", "group_heads", "d_kind", "initial_kind", "sequences"),
         *_strides(*_of("x", "batch", "token", "head")),
         *_strides(*_of("b", "batch", "token", "group"), *_of("c", "batch", "token", "group")),
         *_strides(*_of("z", "batch", "token", "head"), *_of("out", "batch", "token", "head")),
@@ -84,37 +86,83 @@ SCAN = Declaration(
         *_strides(*_of("final", "batch", "segment", "head")),
     ),
     choices=_SCAN_CHOICES,
-    selectors=("dtype", "headdim", "dstate"),
-    block=(str(THREADS), "1", "1"),
+    selectors=("dtype", "headdim", "dstate", "packed", "outputs"),
+    block=("128 + 128 * outputs", "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
+    min_sm="80 + 10 * pdl",
+    programmatic="pdl",
     shared_bytes=(
         f"3 * tile * (2 * width + 16) + 2 * tile * (2 * {_COLUMNS} + 16) "
-        f"+ 4 * width * {_COLUMNS} + 36 * tile + 4 * width"
+        f"+ outputs * 4 * width * {_COLUMNS} + 36 * tile + outputs * 4 * width"
     ),
     budget=Budget(),
 )
 # (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86.
 _CUTS = {
-    (64, 128): (64, 64),
+    **{(headdim, 16): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 32): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 64): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 128): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 256): (32, 32) for headdim in (32, 64, 128)},
+    **{(80, dstate): (80, 64) for dstate in (16, 32, 64)},
+    (80, 128): (80, 32),
+    (80, 256): (16, 32),
+    **{(96, dstate): (96, 64) for dstate in (16, 32, 64)},
+    (96, 128): (48, 64),
+    (96, 256): (48, 32),
 }
+# Three blocks of four warps a multiprocessor where only states are computed; else the registers
+# are worth more than a second block.
+_RESIDENT = "3 - 2 * max(outputs, packed)"
 
 
-def _scan(dtype: str, headdim: int, dstate: int) -> Variant:
-    return dict(
-        zip(_SCAN_CHOICES, (dtype, headdim, dstate, *_CUTS[headdim, dstate]), strict=True)
-    )
+def _scan(dtype: str, headdim: int, dstate: int, packed: int, outputs: int, pdl: int) -> Variant:
+    values = (dtype, headdim, dstate, *_CUTS[headdim, dstate], packed, outputs, pdl)
+    return dict(zip(_SCAN_CHOICES, values, strict=True))
 
+
+PASS = Declaration(
+    name="ssd_pass",
+    parameters=(
+        _pointer("states", "f32", 16),
+        _pointer("totals", "f32", 4),
+        _pointer("initial", "u8", 16),
+        _pointer("final", "f32", 16),
+        *_integers("batch", "segments", "heads", "size", "initial_kind"),
+        *_strides(*_of("initial", "batch", "head")),
+    ),
+    choices=("threads",),
+    selectors=("threads",),
+    block=("threads", "1", "1"),
+    grid=("ceildiv(size, 4 * threads)", "heads", "batch"),
+    budget=Budget(),
+)
 
 SPECS = (
     KernelSpec(
         PREPARE,
-        product(dtype=["bf16", "f16"], dstate=[128], tile=[64]),
+        tuple(
+            {"dtype": dtype, "dstate": dstate, "tile": tile, "pdl": pdl}
+            for pdl in (0, 1)
+            for dtype in ("bf16", "f16")
+            for dstate, tile in sorted({(pair[1], cut[1]) for pair, cut in _CUTS.items()})
+        ),
         "sonata_aot.kernels.ssd.prepare:ssd_prepare",
+        resident="1",
     ),
     KernelSpec(
         SCAN,
-        tuple(_scan(dtype, *pair) for dtype in ("bf16", "f16") for pair in _CUTS),
+        tuple(
+            _scan(dtype, *pair, packed, outputs, pdl)
+            for dtype in ("bf16", "f16")
+            for pair in sorted(_CUTS)
+            for packed in (0, 1)
+            for outputs in (0, 1)
+            for pdl in (0, 1)
+        ),
         "sonata_aot.kernels.ssd.scan:ssd_scan",
+        resident=_RESIDENT,
     ),
+    KernelSpec(PASS, product(threads=[256]), "sonata_aot.kernels.ssd.passing:ssd_pass"),
 )

@@ -22,10 +22,10 @@ The last dimension is contiguous, and rows of x, z, c and states are aligned to 
 - ``out``            as x, contiguous.
 
 A block takes ``width`` channels of a head, and ``block_tiles`` tiles of 64 tokens of a chunk; a
-warp takes 16 tokens of a tile. The state lies in shared memory in the order in which lanes take it as
-second operand. Per tile: C times the state, then 16 by 16 up to the diagonal cb, with decays, step
-sizes and mask, times x. x comes a tile ahead, and cb, straight to the registers that need it, 16
-columns ahead.
+warp takes 16 tokens of a tile. The state lies in shared memory in the order in which lanes take it
+as second operand. Per tile: C times the state, then 16 by 16 up to the diagonal cb, with decays,
+step sizes and mask, times x. x comes a tile ahead, and cb, straight to the registers that need it,
+16 columns ahead.
 """
 
 # The DSL ships no types, and its `.pth` file hides it from type checkers.
@@ -34,8 +34,14 @@ columns ahead.
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import load_number, load_scalar, load_words, read_floats
-from ..ssd.scan import gate, write_out
+from ..scalars import (
+    load_number,
+    load_scalar,
+    load_two,
+    load_words,
+    read_floats,
+    store_words,
+)
 from ..tensor_core import (
     commit_copies,
     copy_async,
@@ -45,6 +51,7 @@ from ..tensor_core import (
     load_shared,
     mma,
     pack,
+    reciprocal,
     store_shared,
     thread_index,
     unpack,
@@ -464,3 +471,42 @@ def add_dx(y, x_rows, eight_rows, factors, element):
             for i, value in enumerate(unpack(word, element)):
                 place = (2 * half + i, tile)
                 y[place] = y[place] + pair[i] * value
+
+
+def gate(y, address, eight_rows, t, left, element):
+    """Multiply by silu(z), read as `write_out` writes."""
+    address = address + Int64(t // 2 * 8 + t % 2 * 16)
+    for half in (0, 1):
+        for first in range(0, y.shape[1], 2):
+            words = trade(*load_two(address, left > 8 * half, 16 * first), t)
+            for tile, word in enumerate(words, first):
+                for i, value in enumerate(unpack(word, element)):
+                    place = (2 * half + i, tile)
+                    y[place] = y[place] * value * reciprocal(1.0 + exp2(value * -LOG2_E))
+        address = address + eight_rows
+
+
+def write_out(y, address, eight_rows, t, left, element):
+    """Round and store rows ``group`` and ``group + 8``, a pair of tiles at once: whole sectors.
+
+    Lanes of even t have 8 bytes of the first tile of a pair, those of odd t of the second.
+    """
+    address = address + Int64(t // 2 * 8 + t % 2 * 16)
+    for half in (0, 1):
+        for first in range(0, y.shape[1], 2):
+            words = [
+                pack(y[2 * half, tile], y[2 * half + 1, tile], element)
+                for tile in (first, first + 1)
+            ]
+            store_words(address, trade(*words, t), left > 8 * half, 16 * first)
+        address = address + eight_rows
+
+
+def trade(first, second, t):
+    """Of two words of lanes t and t + 1, t even, both of the first to t and of the second on.
+
+    And back, if done again.
+    """
+    odd = t % 2 != 0
+    got = cute.arch.shuffle_sync_bfly(choose(odd, first, second), 1)
+    return [choose(odd, got, first), choose(odd, second, got)]

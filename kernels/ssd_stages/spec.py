@@ -195,6 +195,8 @@ SPECS = (
         SCAN,
         tuple(_scan(*pair) for pair in _ALL),
         "sonata_aot.kernels.ssd_stages.chunk_scan:ssd_chunk_scan",
+        # Four blocks a multiprocessor, or three where the registers for that would not suffice.
+        resident="4 - min(1, max(0, width - 64) + max(0, dstate - 128))",
         shipped=tuple(_scan(*pair) for pair in _SHIPPED),
     ),
 )
