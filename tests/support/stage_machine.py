@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,7 +116,14 @@ class OnMachine:
             table = tables.setdefault(name, _Table(builtin()[name].declaration))
             key = (CPU, *[variant[selector] for selector in table.declaration.selectors])
             table.loaded[key] = _Loaded(Kernel(artifacts, case), self.storages)
+        self._tables = tables
         self.stages = Stages(tables, {CPU: 1})
+
+    def on(self, multiprocessors: int) -> OnMachine:
+        """The same on a GPU of another size."""
+        other = copy.copy(self)
+        other.stages = Stages(self._tables, {CPU: multiprocessors})
+        return other
 
     def run(self, stage: str, *args: Any, **kwargs: Any) -> Any:
         """Call a stage."""
