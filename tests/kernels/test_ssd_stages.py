@@ -248,9 +248,9 @@ class TestCorners:
         x, b, c = problem["x b c"]
         dt = problem.dt.abs().clamp(1e-4) * 8
         rates = torch.tensor([-1e-6, -40.0])
-        given = {"return_final_states": True}
-        out, final = machine.run("combined", x, dt, rates, b, c, 64, **given)
-        expected = ssd_reference.scan(x, dt, rates, b, c, 64, **given)
+        given = (x, dt, rates, b, c, 64)
+        out, final = machine.run("combined", *given, return_final_states=True)
+        expected = ssd_reference.scan(*given, return_final_states=True)
         assert error(out, expected[0]) < ROUNDED[problem.dtype]
         assert error(final, expected[1]) < ROUNDED[problem.dtype]
 
