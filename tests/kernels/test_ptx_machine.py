@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptx_blocks import View
 from ptx_machine import Machine, Memory, UnknownPtx
 from ptx_numbers import from_bf16, to_bf16
 from ptx_snippets import each, kernel, run
@@ -172,7 +173,12 @@ CONVERSIONS = [
     ("cvt.f32.bf16 %d, %a;", to_bf16(f32(1.5, -3e38)), F32, from_bf16(to_bf16(f32(1.5, -3e38)))),
     ("cvt.rn.f16.f32 %d, %a;", f32(1 + 2**-11, 1 + 3 * 2**-11, 1e6), F16, [1, 1 + 2**-9, INF]),
     ("cvt.rz.f16.f32 %d, %a;", f32(1 + 3 * 2**-11, 1e6), F16, [1 + 2**-10, 65504]),
-    ("cvt.rn.bf16.f32 %d, %a;", f32(1 + 2**-8, 1 + 3 * 2**-8, 3.4e38), U16, [0x3F80, 0x3F82, 0x7F80]),
+    (
+        "cvt.rn.bf16.f32 %d, %a;",
+        f32(1 + 2**-8, 1 + 3 * 2**-8, 3.4e38),
+        U16,
+        [0x3F80, 0x3F82, 0x7F80],
+    ),
     ("cvt.rz.bf16.f32 %d, %a;", f32(1 + 3 * 2**-8, -1.999), U16, [0x3F81, 0xBFFF]),
     ("cvt.rn.bf16.f32 %d, %a;", f32(NAN), U16, [0x7FFF]),
     ("cvt.rn.f16x2.f32 %d, %a, 0f3F800000;", f32(2, -1), U32, [0x4000_3C00, 0xBC00_3C00]),
@@ -514,3 +520,18 @@ def test_kernels_are_run_with_the_block_and_arguments_that_they_have() -> None:
     with pytest.raises(ValueError, match="param_out"):
         machine.run(memory, grid=(1,), block=(64,), arguments=[1 << 64])
     machine.run(memory, grid=(1,), block=(64,), arguments=[out])
+
+
+def test_a_trace_sees_registers_and_who_is_there() -> None:
+    body = "setp.lt.u32 %p1, %r0, 3; mov.b32 %r1, 7; @%p1 mov.b32 %r1, 9; add.s32 %r2, %r1, 1;"
+    seen = []
+
+    def trace(view: View) -> None:
+        if view.text.startswith("add"):
+            seen.append((view.register("%r1"), view.active, view.pc))
+
+    run(body, out=np.zeros(1, U32), threads=40, blocks=2, trace=trace)
+    ((values, active, pc),) = seen
+    assert values.tolist() == [[9] * 3 + [7] * 37] * 2
+    assert active.all()
+    assert (active.shape, pc) == ((2, 40), 5)
