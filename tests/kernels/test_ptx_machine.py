@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,67 @@ INTEGERS = [
 @pytest.mark.parametrize(("code", "a", "b", "expected"), INTEGERS, ids=lambda x: str(x)[:24])
 def test_integers(code: str, a: Any, b: Any, expected: Any) -> None:
     assert each(code, a, b, result=expected.dtype.type).tolist() == expected.tolist()
+
+
+def signed(value: int, bits: int) -> int:
+    return value - (value >> bits - 1 << bits)
+
+
+def divide(a: int, b: int) -> tuple[int, int]:
+    whole = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return whole, a - whole * b
+
+
+def bits_of(value: int, place: int, length: int) -> int:
+    return value >> place & (1 << length) - 1
+
+
+ANY_BITS: list[tuple[str, int, Callable[[int, int], int]]] = [
+    ("mul.hi.u32", 32, lambda a, b: a * b >> 32),
+    ("mul.hi.s32", 32, lambda a, b: signed(a, 32) * signed(b, 32) >> 32),
+    ("mul.hi.u64", 64, lambda a, b: a * b >> 64),
+    ("mul.hi.s64", 64, lambda a, b: signed(a, 64) * signed(b, 64) >> 64),
+    ("mul.lo.s64", 64, lambda a, b: a * b),
+    ("div.s32", 32, lambda a, b: divide(signed(a, 32), signed(b, 32))[0]),
+    ("rem.s64", 64, lambda a, b: divide(signed(a, 64), signed(b, 64))[1]),
+    ("div.u64", 64, lambda a, b: a // b),
+    ("max.s64", 64, lambda a, b: max(signed(a, 64), signed(b, 64))),
+]
+
+
+@pytest.mark.parametrize(("name", "bits", "answer"), ANY_BITS, ids=[each[0] for each in ANY_BITS])
+def test_integers_of_any_bits(name: str, bits: int, answer: Callable[[int, int], int]) -> None:
+    random = np.random.default_rng(bits)
+    dtype = U32 if bits == 32 else U64
+    a, b = (random.integers(1, 1 << 64, 256, U64, endpoint=False) for _ in range(2))
+    # Of all lengths.
+    a, b = ((x >> random.integers(0, 64, 256, U64)).astype(dtype) | dtype(1) for x in (a, b))
+    found = each(f"{name} %d, %a, %b;", a, b, result=dtype)
+    mask = (1 << bits) - 1
+    expected = [answer(int(x), int(y)) & mask for x, y in zip(a, b, strict=True)]
+    assert found.tolist() == expected
+
+
+def test_fields_and_shifts_of_any_bits() -> None:
+    random = np.random.default_rng(3)
+    a = random.integers(0, 1 << 32, 256, U32, endpoint=False)
+    for place, length in random.integers(0, 33, (8, 2)).tolist():
+        found = each(f"bfe.u32 %d, %a, {place}, {length};", a, result=U32)
+        assert found.tolist() == [bits_of(x, place, length) for x in a.tolist()]
+        found = each(f"bfi.b32 %d, %a, 0x12345678, {place}, {length};", a, result=U32)
+        mask = (1 << length) - 1 << place & 0xFFFF_FFFF
+        assert found.tolist() == [0x1234_5678 & ~mask | x << place & mask for x in a.tolist()]
+        both = [x << 32 | 0x1234_5678 for x in a.tolist()]
+        found = each(f"shf.l.clamp.b32 %d, 0x12345678, %a, {place};", a, result=U32)
+        assert found.tolist() == [(x << place) >> 32 & 0xFFFF_FFFF for x in both]
+        found = each(f"shf.r.wrap.b32 %d, 0x12345678, %a, {place};", a, result=U32)
+        assert found.tolist() == [x >> place % 32 & 0xFFFF_FFFF for x in both]
+        found = each(f"shr.s32 %d, %a, {place};", a, result=U32)
+        assert found.tolist() == [signed(x, 32) >> place & 0xFFFF_FFFF for x in a.tolist()]
+    found = each("brev.b32 %d, %a;", a, result=U32)
+    assert found.tolist() == [int(f"{x:032b}"[::-1], 2) for x in a.tolist()]
+    found = each("clz.b32 %d, %a;", a, result=U32)
+    assert found.tolist() == [32 - x.bit_length() for x in a.tolist()]
 
 
 ONE = [
@@ -380,6 +442,17 @@ def test_matrices_are_multiplied_as_the_instruction_set_says(
     values = found.view(F32) if into == "f32" else found.view(F16)
     product = a @ b + c
     assert values.tolist() == np.stack([product[r, q] for r, q in items], axis=1).tolist()
+
+
+def test_sums_of_matrices_may_change_places() -> None:
+    # The products are zero, so what is left is C, in other registers.
+    zeros = "".join(f"mov.b32 %r{i}, 0; " for i in range(20, 26))
+    fill = "".join(f"mov.b32 %r{i + 1}, {i + 5}; " for i in range(4))
+    code = (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r2, %r1, %r4, %r3}, "
+        "{%r20, %r21, %r22, %r23}, {%r24, %r25}, {%r1, %r2, %r3, %r4};"
+    )
+    assert fragments("f32", zeros + fill + code).tolist() == [[6, 5, 8, 7]] * 32
 
 
 ROWS = "shl.b32 %r1, %r0, 4; mov.b32 %r2, pool; add.s32 %r2, %r2, %r1;"

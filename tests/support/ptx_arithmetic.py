@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons, conversions and moves of `ptx_machine`.
+"""Arithmetic and comparisons of `ptx_machine`.
 
 What is approximate on a GPU (`ex2.approx`, `rcp.approx`, ...) is rounded right here. Not exact are
 a `fma` of float64, and sums that are rounded otherwise than to the nearest: they are rounded to
@@ -314,11 +314,11 @@ def _setp(statement: Statement) -> Step:
         found = compare(a, b)
         if join is not None and other is not None:
             with_ = other(run)
-            write_second(run, join(~found, with_))
-            found = join(found, with_)
+            found, not_found = join(found, with_), join(~found, with_)
         else:
-            write_second(run, ~found)
+            not_found = ~found
         write(run, found if one is None else np.where(found, one, one.dtype.type(0)))
+        write_second(run, not_found)
 
     return step
 

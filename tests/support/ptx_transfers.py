@@ -165,7 +165,7 @@ def _st(statement: Statement) -> Step:
 @builds("cp")
 def _cp(statement: Statement) -> Step:
     name = statement.name
-    if name.startswith(("cp.async.bulk.prefetch", "cp.async.bulk.commit_group")):
+    if name.startswith("cp.async.bulk.prefetch"):
         return _nothing(statement)
     if name == "cp.async.commit_group":
         return _commit
@@ -321,6 +321,12 @@ def _nothing(statement: Statement) -> Step:
         if isinstance(operand, Address) and isinstance(operand.base, Register):
             return _read_only([reader(operand.base, f"b{operand.base.bits}")])
     return _read_only([])
+
+
+@builds("createpolicy")
+def _createpolicy(statement: Statement) -> Step:
+    write = writer(statement.operands[0], "b64")
+    return lambda run: write(run, np.uint64(0))
 
 
 def _read_only(reads: list[Read]) -> Step:

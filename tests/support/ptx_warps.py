@@ -255,7 +255,6 @@ def _mma(statement: Statement) -> Step:
     shapes = ("m16n8k16", "m16n8k8")
     flags = known(statement, "sync", "aligned", "row", "col", *shapes)
     result, a_type, b_type, c_type = types_of(statement)
-    single = a_type == "tf32"
     if a_type != b_type or result != c_type or result not in ("f32", "f16"):
         raise UnknownPtx(statement.text)
     if a_type not in ("f16", "bf16") or statement.parts[-6:-4] != ["row", "col"]:
@@ -263,7 +262,7 @@ def _mma(statement: Statement) -> Step:
     halves = 2 if "m16n8k16" in flags else 1
     target, a, b, c = (operand.items for operand in statement.operands)
     width = 4 if result == "f32" else 2
-    if (len(target), len(a), len(b), len(c)) != (width, 2 * halves, halves, width) or single:
+    if (len(target), len(a), len(b), len(c)) != (width, 2 * halves, halves, width):
         raise UnknownPtx(statement.text)
     reads_a, reads_b = ([reader(item, "b32") for item in items] for items in (a, b))
     number = "f32" if result == "f32" else "f16x2"
@@ -285,14 +284,18 @@ def _mma(statement: Statement) -> Step:
         product = np.matmul(
             rows.reshape(warps, 16, size), columns.reshape(warps, 8, size).swapaxes(1, 2)
         ).reshape(warps, 2, 8, 4, 2)
+        # All of C is read before any of D is written: they may share registers.
         if width == 4:
-            for place, (read, write) in enumerate(zip(reads_c, writes, strict=True)):
-                part = product[:, place // 2, :, :, place % 2].reshape(-1)
-                write(run, part + read(run))
+            parts = [product[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
+            sums = [part + read(run) for part, read in zip(parts, reads_c, strict=True)]
         else:
-            for place, (read, write) in enumerate(zip(reads_c, writes, strict=True)):
-                sums = product[:, place].reshape(-1, 2) + read(run).astype(np.float32)
-                write(run, sums.astype(np.float16))
+            parts = [product[:, i].reshape(-1, 2) for i in range(2)]
+            sums = [
+                (part + read(run).astype(np.float32)).astype(np.float16)
+                for part, read in zip(parts, reads_c, strict=True)
+            ]
+        for write, total in zip(writes, sums, strict=True):
+            write(run, total)
 
     return step
 
