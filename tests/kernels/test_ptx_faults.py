@@ -81,6 +81,18 @@ def test_a_buffer_says_what_was_written() -> None:
     assert np.argwhere(array == 0).tolist() == np.argwhere(buffer.written).tolist() == [[1, 1]]
 
 
+def test_one_launch_may_write_over_what_another_wrote() -> None:
+    body = "mov.u32 %r1, %nctaid.x; add.s32 %r1, %r1, %r0; st.global.u32 [%out], %r1;"
+    machine, memory, array = Machine(kernel(body, ["out"])), Memory(), np.zeros(1, U32)
+    out = memory.buffer(array, "out", writable=True)
+    for blocks in (1, 2):
+        machine.run(memory, grid=(blocks,), block=(1,), arguments=[out])
+        assert array.tolist() == [blocks]
+    array[:] = 9
+    Machine(kernel("", ["out"])).run(memory, grid=(1,), block=(1,), arguments=[out])
+    assert array.tolist() == [9]
+
+
 def test_buffers_do_not_touch() -> None:
     memory = Memory()
     memory.buffer(np.zeros(64), "x", address=1 << 20)

@@ -103,8 +103,11 @@ def _common(statement: Statement) -> Step:
     (kind,) = types_of(statement)
     if is_float(kind):
         return _float(statement)
-    known(statement)
-    return apply(statement, _INTEGER[statement.parts[0]], kind)
+    function = _INTEGER[statement.parts[0]]
+    if "relu" in known(statement, "relu"):
+        zero = dtype_of(kind)(0)
+        return apply(statement, lambda a, b: np.maximum(function(a, b), zero), kind)
+    return apply(statement, function, kind)
 
 
 @builds("rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "fma")

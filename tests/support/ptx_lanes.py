@@ -123,13 +123,16 @@ def dtype_of(type_: str) -> Any:
     return VIEWS[BITS[type_]][_INDEX[type_[0]]]
 
 
-def holds(guard: Register | Not) -> Read:
+def holds(guard: Any) -> Read:
     """Where a predicate holds."""
+    if isinstance(guard, Constant):
+        constant = np.bool_(guard.value != 0)
+        return lambda run: constant
     if isinstance(guard, Not):
         inner = holds(guard.register)
         return lambda run: ~inner(run)
-    if guard.bits != 1:
-        raise UnknownPtx(f"{guard.name} is no predicate")
+    if not isinstance(guard, Register) or guard.bits != 1:
+        raise UnknownPtx(f"{guard} is no predicate")
 
     def read(run: Run) -> Array:
         if not guard.complete:

@@ -75,6 +75,8 @@ class Machine:
         warps = -(-threads // WARP)
         each = max(1, lanes // (warps * WARP))
         blocks = grid[0] * grid[1] * grid[2]
+        for buffer in memory.buffers:
+            buffer.take()
         try:
             with np.errstate(all="ignore"):
                 for first in range(0, blocks, each):
