@@ -13,7 +13,7 @@ import ptx_transfers
 import ptx_warps
 from ptx_arithmetic import BUILDERS
 from ptx_barriers import BarrierCode, Barriers
-from ptx_lanes import Active, Array, Run, Step, holds, shared_address
+from ptx_lanes import Active, Array, Run, Step, holds, shared_address, spread
 from ptx_memory import WARP, Memory, MemoryFault, SharedMemory
 from ptx_parse import Program, Register, Special, Statement, Symbol, UnknownPtx, flat
 
@@ -316,7 +316,7 @@ class Batch:
         rows = self._warps_here(active)
         first = np.searchsorted(active.lanes // WARP, rows)
         numbers, counts = (
-            None if read is None else np.broadcast_to(read(run), active.size)[first]
+            None if read is None else spread(read(run), active.size)[first]
             for read in (code.number, code.count)
         )
         try:

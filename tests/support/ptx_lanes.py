@@ -226,5 +226,12 @@ def writer(operand: Any, type_: str) -> Write:
     return write
 
 
+def spread(values: Array, size: int) -> Array:
+    """One value for each lane."""
+    if isinstance(values, np.ndarray) and values.shape == (size,):
+        return values
+    return np.broadcast_to(values, size)
+
+
 def shared_address(offset: int) -> int:
     return SHARED_BASE + offset

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptx_arithmetic import builds, types_of
-from ptx_lanes import Array, Read, Run, Step, Write, dtype_of, reader, writer
+from ptx_lanes import Array, Read, Run, Step, Write, dtype_of, reader, spread, writer
 from ptx_memory import SHARED_WINDOW, MemoryFault, Pending, among
 from ptx_parse import BITS, Address, Register, Statement, UnknownPtx, Vector
 
@@ -46,7 +46,7 @@ def _addresses(address: Address, space: str) -> Read:
 
     def find(run: Run) -> Array:
         found = np.asarray(read(run)).astype(np.uint64) + offset & mask
-        return np.broadcast_to(found, run.active.size)
+        return spread(found, run.active.size)
 
     return find
 
@@ -186,7 +186,7 @@ def _cp(statement: Statement) -> Step:
 
     def step(run: Run) -> None:
         lanes = run.active.lanes
-        sizes = np.broadcast_to(read_size(run), run.active.size)
+        sizes = spread(read_size(run), run.active.size)
         if (sizes > width).any():
             raise MemoryFault(f"a copy of {width} bytes from more", int(np.argmax(sizes > width)))
         data = np.zeros((len(lanes), width), np.uint8)
@@ -281,7 +281,7 @@ def _atom(statement: Statement) -> Step:
     operation = _OPERATIONS[name]
 
     def step(run: Run) -> None:
-        values = [np.broadcast_to(read(run), run.active.size) for read in reads]
+        values = [spread(read(run), run.active.size) for read in reads]
 
         def change(old: Any, lane: int) -> Any:
             new = operation(old.view(dtype), *[value[lane] for value in values])

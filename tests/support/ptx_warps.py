@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ptx_arithmetic import builds, known, types_of
-from ptx_lanes import Array, Run, Step, reader, writer
+from ptx_lanes import Array, Run, Step, reader, spread, writer
 from ptx_memory import WARP, MemoryFault
 from ptx_numbers import from_bf16
 from ptx_parse import SINK, Pair, Statement, UnknownPtx, Vector
@@ -29,15 +29,15 @@ def whole_warps(run: Run) -> Array:
 def _table(run: Run, values: Array, dtype: Any) -> tuple[Array, Array, Array]:
     """Values by warp and lane, who is here, and where the active lanes lie in it."""
     lanes = run.active.lanes
-    spread = np.broadcast_to(np.asarray(values, dtype), lanes.shape)
+    every = spread(np.asarray(values, dtype), len(lanes))
     if run.active.rows is not None:
         places = np.arange(len(lanes))
-        return spread.reshape(-1, WARP), np.ones((len(lanes) // WARP, WARP), np.bool_), places
+        return every.reshape(-1, WARP), np.ones((len(lanes) // WARP, WARP), np.bool_), places
     rows, index = np.unique(lanes // WARP, return_inverse=True)
     places = index * WARP + lanes % WARP
     table = np.zeros((len(rows), WARP), dtype)
     here = np.zeros((len(rows), WARP), np.bool_)
-    table.reshape(-1)[places] = spread
+    table.reshape(-1)[places] = every
     here.reshape(-1)[places] = True
     return table, here, places
 
@@ -199,7 +199,7 @@ def _matrices(statement: Statement) -> Step:
     def places(run: Run) -> tuple[Array, Array, int]:
         """Addresses of the rows and the lanes that give them, by warp."""
         warps = len(whole_warps(run))
-        addresses = np.broadcast_to(read_address(run) + offset, run.active.size)
+        addresses = spread(read_address(run) + offset, run.active.size)
         used = slice(0, 8 * count)
         return (
             addresses.reshape(-1, WARP)[:, used].reshape(-1),
@@ -226,7 +226,7 @@ def _matrices(statement: Statement) -> Step:
         addresses, lanes, warps = places(run)
         rows = np.empty((warps, count, 8, 4), np.uint32)
         for place, read in enumerate(reads):
-            rows[:, place] = np.broadcast_to(read(run), run.active.size).reshape(warps, 8, 4)
+            rows[:, place] = spread(read(run), run.active.size).reshape(warps, 8, 4)
         if trans:
             cells = rows.view(np.uint16).reshape(warps, count, 8, 8)
             rows = np.ascontiguousarray(cells.swapaxes(2, 3)).view(np.uint32)
@@ -243,7 +243,7 @@ def _movmatrix(statement: Statement) -> Step:
 
     def step(run: Run) -> None:
         warps = len(whole_warps(run))
-        words = np.ascontiguousarray(np.broadcast_to(read(run), run.active.size))
+        words = np.ascontiguousarray(spread(read(run), run.active.size))
         cells = words.view(np.uint16).reshape(warps, 8, 8)
         write(run, np.ascontiguousarray(cells.swapaxes(1, 2)).view(np.uint32).reshape(-1))
 
@@ -301,7 +301,7 @@ def _mma(statement: Statement) -> Step:
 
 
 def _fragment(run: Run, read: Any, warps: int) -> Array:
-    return np.broadcast_to(read(run), run.active.size).reshape(warps, 8, 4)
+    return spread(read(run), run.active.size).reshape(warps, 8, 4)
 
 
 def _real(words: Array, brain: bool) -> Array:
