@@ -59,13 +59,6 @@ class Active:
                     self._rows = table[:, 0] // WARP
         return None if self._rows is False else self._rows
 
-    @property
-    def row_slice(self) -> Any:
-        """Index of `rows` among all warps."""
-        if isinstance(self.at, slice):
-            return slice(self.at.start // WARP, self.at.stop // WARP)
-        return self.rows
-
 
 class Run:
     """Blocks of a grid under way."""

@@ -1,4 +1,8 @@
-"""Instructions of `ptx_machine` that a warp executes together: shuffles, votes, matrices."""
+"""Instructions of `ptx_machine` that a warp executes together: shuffles, votes, matrices.
+
+Products of matrices are exact and their sums those of float32, in whatever order numpy adds; a GPU
+adds in another one, and cuts off where this rounds.
+"""
 
 from __future__ import annotations
 
