@@ -1,262 +1,18 @@
-"""The PTX machine's instructions, against answers worked out by hand or in another way."""
+"""What warps do together in the PTX machine, where threads go, and what a run is given."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ptx_blocks import View
 from ptx_machine import Machine, Memory, UnknownPtx
-from ptx_numbers import from_bf16, to_bf16
-from ptx_snippets import each, kernel, run
+from ptx_numbers import to_bf16
+from ptx_snippets import kernel, run
 
-U16, U32, U64, F16, F32, F64 = np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64
-S32, S64 = np.int32, np.int64
-NAN, INF = float("nan"), float("inf")
-
-
-def u32(*values: int) -> Any:
-    return np.array([value & 0xFFFF_FFFF for value in values], U32)
-
-
-def u64(*values: int) -> Any:
-    return np.array([value & (1 << 64) - 1 for value in values], U64)
-
-
-def f32(*values: float) -> Any:
-    return np.array(values, F32)
-
-
-BIG = 0x9E37_79B9_7F4A_7C15
-INTEGERS = [
-    ("add.s32 %d, %a, %b;", u32(5, -1, 2**31 - 1), u32(7, 1, 1), u32(12, 0, 2**31)),
-    ("sub.s64 %d, %a, %b;", u64(0, 5), u64(1, 7), u64(-1, -2)),
-    ("mul.lo.s32 %d, %a, %b;", u32(-3, 1 << 20), u32(7, 1 << 13), u32(-21, 0)),
-    ("mul.hi.u32 %d, %a, %b;", u32(-1, 1 << 31), u32(-1, 6), u32(-2, 3)),
-    ("mul.hi.s32 %d, %a, %b;", u32(-1, 1 << 30), u32(5, 8), u32(-1, 2)),
-    ("mul.hi.u64 %d, %a, %b;", u64(BIG), u64(BIG), u64(BIG * BIG >> 64)),
-    (
-        "mul.hi.s64 %d, %a, %b;",
-        u64(BIG, 3),
-        u64(5, -1),
-        u64((BIG - (1 << 64)) * 5 >> 64, -1),
-    ),
-    ("mul.wide.u32 %d, %a, %b;", u32(-1, 3), u32(-1, 4), u64((2**32 - 1) ** 2, 12)),
-    ("mul.wide.s32 %d, %a, %b;", u32(-1, 3), u32(7, -4), u64(-7, -12)),
-    ("div.s32 %d, %a, %b;", u32(-7, 7, -7, 6), u32(2, -2, -2, 3), u32(-3, -3, 3, 2)),
-    ("rem.s32 %d, %a, %b;", u32(-7, 7, -7, 6), u32(2, -2, -2, 3), u32(-1, 1, -1, 0)),
-    ("div.u32 %d, %a, %b;", u32(-7), u32(2), u32((2**32 - 7) // 2)),
-    ("min.s32 %d, %a, %b;", u32(-7, 7), u32(2, 2), u32(-7, 2)),
-    ("max.u32 %d, %a, %b;", u32(-7, 1), u32(2, 2), u32(-7, 2)),
-    ("shl.b32 %d, %a, %b;", u32(3, 3, 3), u32(31, 32, 33), u32(1 << 31, 0, 0)),
-    ("shr.u32 %d, %a, %b;", u32(-1, -1, -1), u32(31, 32, 99), u32(1, 0, 0)),
-    ("shr.s32 %d, %a, %b;", u32(-8, -8, 8), u32(1, 40, 40), u32(-4, -1, 0)),
-    ("and.b32 %d, %a, %b;", u32(12), u32(10), u32(8)),
-    ("xor.b32 %d, %a, %b;", u32(12), u32(10), u32(6)),
-    ("lop3.b32 %d, %a, %b, 3855, 0xE8;", u32(0xFF00), u32(0x0FF0), u32(0x0F00)),
-    ("prmt.b32 %d, %a, %b, 0x7604;", u32(0x33221100), u32(0x77665544), u32(0x77660044)),
-    ("prmt.b32 %d, %a, %b, 0x80F7;", u32(0x332211F0), u32(0x77665544), u32(0xFFF00077)),
-    ("shf.l.wrap.b32 %d, %a, %b, 36;", u32(0xA000_0000), u32(0x12), u32(0x12A)),
-    ("shf.r.wrap.b32 %d, %a, %b, 4;", u32(0xA5), u32(0x3), u32(0x3000_000A)),
-    ("shf.r.clamp.b32 %d, %a, %b, 40;", u32(0xA5), u32(0x3), u32(0x3)),
-    ("bfi.b32 %d, %a, %b, 4, 8;", u32(0xABCD), u32(0xFFFF_FFFF), u32(0xFFFF_FCDF)),
-]
-
-
-@pytest.mark.parametrize(("code", "a", "b", "expected"), INTEGERS, ids=lambda x: str(x)[:24])
-def test_integers(code: str, a: Any, b: Any, expected: Any) -> None:
-    assert each(code, a, b, result=expected.dtype.type).tolist() == expected.tolist()
-
-
-ONE = [
-    ("not.b32 %d, %a;", u32(5), u32(-6)),
-    ("neg.s32 %d, %a;", u32(5), u32(-5)),
-    ("abs.s32 %d, %a;", u32(-5, 5), u32(5, 5)),
-    ("popc.b32 %d, %a;", u32(0xF0F1, 0), u32(9, 0)),
-    ("clz.b32 %d, %a;", u32(0, 1, -1, 0x00FF_0000), u32(32, 31, 0, 8)),
-    ("bfind.u32 %d, %a;", u32(0, 1, 0x00FF_0000), u32(-1, 0, 23)),
-    ("brev.b32 %d, %a;", u32(1, 0xC000_0001), u32(1 << 31, 0x8000_0003)),
-    ("bfe.u32 %d, %a, 8, 4;", u32(0xABCD), u32(0xB)),
-    ("bfe.s32 %d, %a, 8, 4;", u32(0xABCD, 0x0700), u32(-5, 7)),
-    ("bfe.s32 %d, %a, 28, 8;", u32(0x8000_0000, 0x7000_0000), u32(-8, 7)),
-    ("bfe.u32 %d, %a, 3, 0;", u32(0xABCD), u32(0)),
-    ("mad.lo.s32 %d, %a, 3, 4;", u32(5, -1), u32(19, 1)),
-    ("mad.wide.u32 %d, %a, 16, 5;", u32(-1), u64((2**32 - 1) * 16 + 5)),
-    ("add.s32 %d, %a, -1;", u32(0), u32(-1)),
-]
-
-
-@pytest.mark.parametrize(("code", "a", "expected"), ONE, ids=lambda x: str(x)[:24])
-def test_integers_of_one_operand(code: str, a: Any, expected: Any) -> None:
-    assert each(code, a, result=expected.dtype.type).tolist() == expected.tolist()
-
-
-FLOATS = [
-    ("add.f32 %d, %a, %b;", [1, 2**24, INF, NAN], [2, 1, -INF, 1], [3, 2**24, NAN, NAN]),
-    ("mul.ftz.f32 %d, %a, %b;", [2**-130, 2**-100], [1, 2**-30], [0, 0]),
-    ("mul.f32 %d, %a, %b;", [2**-130, 2**-100], [1, 2**-30], [2**-130, 2**-130]),
-    ("min.f32 %d, %a, %b;", [1, NAN, 3, -0.0, 0.0], [2, 2, NAN, 0.0, -0.0], [1, 2, 3, -0.0, -0.0]),
-    ("max.f32 %d, %a, %b;", [1, NAN, NAN, -0.0], [2, 2, NAN, 0.0], [2, 2, NAN, 0.0]),
-    ("max.NaN.f32 %d, %a, %b;", [1, NAN, 3], [2, 2, NAN], [2, NAN, NAN]),
-    ("div.rn.f32 %d, %a, %b;", [1, 1], [3, 0], [F32(1) / F32(3), INF]),
-    ("add.rz.f32 %d, %a, %b;", [1, -1], [2**-24 + 2**-30, -(2**-24 + 2**-30)], [1, -1]),
-    ("add.rp.f32 %d, %a, %b;", [1], [2**-30], [1 + 2**-23]),
-    ("add.sat.f32 %d, %a, %b;", [1, -3, NAN], [2, 1, 1], [1, 0, 0]),
-    ("fma.rn.f32 %d, %a, %b, 0fBF800000;", [1 + 2**-12], [1 - 2**-12], [-(2**-24)]),
-    # Just beside the middle of two numbers, though float64 does not show it.
-    ("fma.rn.f32 %d, %a, %b, 0f20800000;", [1 + 2**-12], [1 + 2**-12], [1 + 2**-11 + 2**-23]),
-    ("fma.rn.f32 %d, %a, %b, 0fA0800000;", [1 + 2**-12], [1 + 2**-12], [1 + 2**-11]),
-    ("copysign.f32 %d, %a, %b;", [-1, 1], [2, 3], [-2, 3]),
-]
-
-
-def same(found: Any, expected: Any) -> bool:
-    """The same numbers, signs of zeros too; any NaN is one."""
-    found, expected = np.asarray(found), np.asarray(expected, found.dtype)
-    nan = np.isnan(found) & np.isnan(expected)
-    equal = (found == expected) & (np.signbit(found) == np.signbit(expected))
-    return bool((nan | equal).all())
-
-
-@pytest.mark.parametrize(("code", "a", "b", "expected"), FLOATS, ids=lambda x: str(x)[:24])
-def test_floats(code: str, a: Any, b: Any, expected: Any) -> None:
-    assert same(each(code, f32(*a), f32(*b), result=F32), expected)
-
-
-UNARY = [
-    ("ex2.approx.f32 %d, %a;", [0, 3, -1, -INF, INF, NAN], [1, 8, 0.5, 0, INF, NAN]),
-    ("ex2.approx.ftz.f32 %d, %a;", [-130, 0.5], [0, F32(math.sqrt(2))]),
-    ("ex2.approx.f32 %d, %a;", [-130], [2**-130]),
-    ("lg2.approx.f32 %d, %a;", [8, 0, -1], [3, -INF, NAN]),
-    ("rcp.rn.f32 %d, %a;", [4, 0, -0.0], [0.25, INF, -INF]),
-    ("rsqrt.approx.f32 %d, %a;", [4, 0], [0.5, INF]),
-    ("sqrt.rn.f32 %d, %a;", [2, -1], [F32(math.sqrt(2)), NAN]),
-    ("tanh.approx.f32 %d, %a;", [0, INF], [0, 1]),
-    ("neg.f32 %d, %a;", [1, -0.0], [-1, 0]),
-    ("abs.f32 %d, %a;", [-1, -0.0], [1, 0]),
-    ("cvt.rni.f32.f32 %d, %a;", [0.5, 1.5, -2.5], [0, 2, -2]),
-    ("cvt.rzi.f32.f32 %d, %a;", [1.5, -2.5], [1, -2]),
-    ("cvt.rmi.f32.f32 %d, %a;", [1.5, -2.5], [1, -3]),
-    ("cvt.sat.f32.f32 %d, %a;", [2, -1, 0.5, NAN], [1, 0, 0.5, 0]),
-]
-
-
-@pytest.mark.parametrize(("code", "a", "expected"), UNARY, ids=lambda x: str(x)[:24])
-def test_floats_of_one_operand(code: str, a: Any, expected: Any) -> None:
-    assert same(each(code, f32(*a), result=F32), expected)
-
-
-CONVERSIONS = [
-    (
-        "cvt.rzi.s32.f32 %d, %a;",
-        f32(1.9, -1.9, 3e9, -3e9, NAN),
-        S32,
-        [1, -1, 2**31 - 1, -(2**31), 0],
-    ),
-    ("cvt.rni.s32.f32 %d, %a;", f32(0.5, 1.5, 2.5), S32, [0, 2, 2]),
-    ("cvt.rzi.u32.f32 %d, %a;", f32(-5, 3e9, 5e9), U32, [0, 3_000_000_000, 2**32 - 1]),
-    ("cvt.rzi.s64.f32 %d, %a;", f32(2**40, 1e30), S64, [2**40, 2**63 - 1]),
-    ("cvt.rn.f32.s32 %d, %a;", u32(-3, 2**24 + 1), F32, [-3, 2**24]),
-    ("cvt.rn.f32.u32 %d, %a;", u32(-1), F32, [2**32]),
-    ("cvt.rz.f32.s32 %d, %a;", u32(2**25 + 3), F32, [2**25]),
-    ("cvt.u64.u32 %d, %a;", u32(-1), U64, [2**32 - 1]),
-    ("cvt.s64.s32 %d, %a;", u32(-1), S64, [-1]),
-    ("cvt.u32.u64 %d, %a;", u64(2**35 + 7), U32, [7]),
-    ("cvt.s32.s16 %d, %a;", np.array([0xFFFE], U16), S32, [-2]),
-    ("cvt.s32.s8 %d, %a;", u32(0x1FE), S32, [-2]),
-    ("cvt.u32.u16 %d, %a;", np.array([0xFFFE], U16), U32, [0xFFFE]),
-    ("cvt.sat.u8.s32 %d, %a;", u32(-4, 300, 7), U32, [0, 255, 7]),
-    ("cvt.f32.f16 %d, %a;", np.array([1.5, 2**-24, INF], F16), F32, [1.5, 2**-24, INF]),
-    ("cvt.f32.bf16 %d, %a;", to_bf16(f32(1.5, -3e38)), F32, from_bf16(to_bf16(f32(1.5, -3e38)))),
-    ("cvt.rn.f16.f32 %d, %a;", f32(1 + 2**-11, 1 + 3 * 2**-11, 1e6), F16, [1, 1 + 2**-9, INF]),
-    ("cvt.rz.f16.f32 %d, %a;", f32(1 + 3 * 2**-11, 1e6), F16, [1 + 2**-10, 65504]),
-    ("cvt.rn.bf16.f32 %d, %a;", f32(1 + 2**-8, 1 + 3 * 2**-8, 3.4e38), U16, [0x3F80, 0x3F82, 0x7F80]),
-    ("cvt.rz.bf16.f32 %d, %a;", f32(1 + 3 * 2**-8, -1.999), U16, [0x3F81, 0xBFFF]),
-    ("cvt.rn.bf16.f32 %d, %a;", f32(NAN), U16, [0x7FFF]),
-    ("cvt.rn.f16x2.f32 %d, %a, 0f3F800000;", f32(2, -1), U32, [0x4000_3C00, 0xBC00_3C00]),
-    ("cvt.rn.bf16x2.f32 %d, %a, 0f3F800000;", f32(2, -1), U32, [0x4000_3F80, 0xBF80_3F80]),
-    ("cvt.rn.relu.bf16x2.f32 %d, 0f40000000, %a;", f32(-1), U32, [0x4000_0000]),
-    ("cvt.f64.f32 %d, %a;", f32(1.5), F64, [1.5]),
-    ("cvt.rn.f32.f64 %d, %a;", np.array([1 + 2**-24 + 2**-40]), F32, [1 + 2**-23]),
-    ("cvt.rna.tf32.f32 %d, %a;", f32(1 + 2**-11), U32, [0x3F80_2000]),
-]
-
-
-@pytest.mark.parametrize(
-    ("code", "a", "result", "expected"), CONVERSIONS, ids=lambda x: str(x)[:28]
-)
-def test_conversions(code: str, a: Any, result: Any, expected: Any) -> None:
-    found = each(code, a, result=result)
-    assert found.tolist() == np.asarray(expected, result).tolist()
-
-
-def test_bfloat16_is_rounded_to_the_nearest_even_of_all_upper_halves() -> None:
-    upper = np.arange(0, 0x7F80, 7, dtype=np.uint32) << 16
-    for lower, up in ((0x7FFF, 0), (0x8001, 1), (0x8000, None)):
-        found = to_bf16((upper | np.uint32(lower)).view(F32)).astype(np.uint32)
-        more = (upper >> 16) & 1 if up is None else up
-        assert (found == (upper >> 16) + more).all()
-
-
-def test_float64_is_rounded_to_bfloat16_once() -> None:
-    # By way of float32 it would lie half way, and go to the even one.
-    assert to_bf16(np.array([1 + 2**-8 + 2**-40, 1 + 2**-8 - 2**-40])).tolist() == [0x3F81, 0x3F80]
-
-
-def pair(low: float, high: float, brain: bool) -> int:
-    short = to_bf16(f32(low, high)) if brain else np.array([low, high], F16).view(U16)
-    return int(short[0]) | int(short[1]) << 16
-
-
-@pytest.mark.parametrize("brain", [True, False])
-def test_packed_halves(brain: bool) -> None:
-    kind = "bf16x2" if brain else "f16x2"
-    a, b, c = (u32(pair(*values, brain)) for values in ((1.5, -2), (0.5, 4), (1, NAN)))
-    for code, expected in (
-        (f"mul.rn.{kind} %d, %a, %b;", (0.75, -8)),
-        (f"fma.rn.{kind} %d, %a, %b, %a;", (2.25, -10)),
-        (f"add.rn.{kind} %d, %a, %b;", (2, 2)),
-        (f"max.{kind} %d, %a, %c;", (1.5, -2)),
-        (f"min.{kind} %d, %a, %b;", (0.5, -2)),
-        (f"neg.{kind} %d, %a;", (-1.5, 2)),
-    ):
-        assert each(code, a, b, c, result=U32).tolist() == [pair(*expected, brain)], code
-
-
-COMPARISONS = [
-    ("setp.lt.s32 %d, %a, %b;", u32(-1, 1), u32(1, -1), [True, False]),
-    ("setp.lt.u32 %d, %a, %b;", u32(-1, 1), u32(1, -1), [False, True]),
-    ("setp.hi.u32 %d, %a, %b;", u32(-1, 1), u32(1, -1), [True, False]),
-    ("setp.ne.f32 %d, %a, %b;", f32(1, 1, NAN), f32(2, 1, 1), [True, False, False]),
-    ("setp.neu.f32 %d, %a, %b;", f32(1, 1, NAN), f32(2, 1, 1), [True, False, True]),
-    ("setp.gt.f32 %d, %a, %b;", f32(2, 1, NAN), f32(1, 1, 1), [True, False, False]),
-    ("setp.gtu.f32 %d, %a, %b;", f32(2, 1, NAN), f32(1, 1, 1), [True, False, True]),
-    ("setp.nan.f32 %d, %a, %b;", f32(2, NAN), f32(1, 1), [False, True]),
-    ("setp.num.f32 %d, %a, %b;", f32(2, NAN), f32(1, 1), [True, False]),
-    ("setp.eq.s32 %p1, %a, %a; setp.lt.and.s32 %d, %a, %b, !%p1;", u32(1), u32(2), [False]),
-    ("setp.lt.s32 %p1|%d, %a, %b;", u32(1, 3), u32(2, 2), [False, True]),
-]
-
-
-@pytest.mark.parametrize(("code", "a", "b", "expected"), COMPARISONS, ids=lambda x: str(x)[:24])
-def test_comparisons(code: str, a: Any, b: Any, expected: Any) -> None:
-    assert each(code, a, b, result=np.bool_).tolist() == expected
-
-
-def test_choices_and_moves() -> None:
-    picks = np.array([True, False])
-    assert each("selp.b32 %d, %a, 7, %b;", u32(1, 2), picks, result=U32).tolist() == [1, 7]
-    assert each("slct.b32.s32 %d, %a, 7, %b;", u32(1, 2), u32(0, -1), result=U32).tolist() == [1, 7]
-    assert each("set.lt.u32.s32 %d, %a, 2;", u32(1, 2), result=U32).tolist() == [2**32 - 1, 0]
-    swap = "mov.b32 {%h1, %h2}, %a; mov.b32 %d, {%h2, %h1};"
-    assert each(swap, u32(0x1234_5678), result=U32).tolist() == [0x5678_1234]
-    upper = "mov.b64 {_, %r1}, %a; mov.b64 %d, {%r1, %r1};"
-    assert each(upper, u64(7 << 32), result=U64).tolist() == [7 << 32 | 7]
-
-
-# Warps
+U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
 
 
 def lanes(code: str, **options: Any) -> list[int]:
@@ -295,6 +51,9 @@ def test_votes_matches_and_reductions() -> None:
     assert lanes(third + "match.any.sync.b32 %r1, %r2, -1;") == alike
     assert lanes("redux.sync.add.u32 %r1, %r0, -1;") == [31 * 16] * 32
     assert lanes("sub.s32 %r2, %r0, 9; redux.sync.min.s32 %r1, %r2, -1;") == [2**32 - 9] * 32
+    everyone = "match.all.sync.b32 %r1|%p2, {}, -1; @!%p2 mov.b32 %r1, 5;"
+    assert lanes("mov.b32 %r2, 4;" + everyone.format("%r2")) == [2**32 - 1] * 32
+    assert lanes(everyone.format("%r0")) == [5] * 32
     elect = "elect.sync %r2|%p1, -1; selp.b32 %r1, 1, %r2, %p1;"
     assert lanes(elect) == [1] + [0] * 31
     assert lanes("activemask.b32 %r1;") == [2**32 - 1] * 32
@@ -376,6 +135,17 @@ def test_matrices_are_multiplied_as_the_instruction_set_says(
     assert values.tolist() == np.stack([product[r, q] for r, q in items], axis=1).tolist()
 
 
+def test_sums_of_matrices_may_change_places() -> None:
+    # The products are zero, so what is left is C, in other registers.
+    zeros = "".join(f"mov.b32 %r{i}, 0; " for i in range(20, 26))
+    fill = "".join(f"mov.b32 %r{i + 1}, {i + 5}; " for i in range(4))
+    code = (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r2, %r1, %r4, %r3}, "
+        "{%r20, %r21, %r22, %r23}, {%r24, %r25}, {%r1, %r2, %r3, %r4};"
+    )
+    assert fragments("f32", zeros + fill + code).tolist() == [[6, 5, 8, 7]] * 32
+
+
 ROWS = "shl.b32 %r1, %r0, 4; mov.b32 %r2, pool; add.s32 %r2, %r2, %r1;"
 
 
@@ -413,6 +183,55 @@ def test_matrices_are_loaded_and_stored_by_rows(count: int, trans: bool) -> None
     )
     out = run(body + back, out=np.zeros((count, 8, 8), U16), inputs=given, shared_bytes=1024)
     assert (out == cells[:count]).all()
+
+
+def test_a_matrix_in_registers_is_transposed() -> None:
+    # Of cells that are their own places: lane 4 * g + t has 2t and 2t + 1 of row g.
+    code = (
+        "shl.b32 %r2, %r0, 1; add.s32 %r3, %r2, 1; shl.b32 %r3, %r3, 16; or.b32 %r2, %r2, %r3;"
+        "movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;"
+    )
+    cells = np.arange(64, dtype=U16).reshape(8, 8).T
+    assert lanes(code) == np.ascontiguousarray(cells).view(U32).reshape(-1).tolist()
+
+
+# Memory
+
+
+def test_one_instruction_may_access_several_buffers() -> None:
+    body = (
+        "and.b32 %r1, %r0, 1; setp.eq.s32 %p1, %r1, 0; selp.b64 %rd1, %x, %y, %p1;"
+        "mad.wide.u32 %rd1, %r0, 4, %rd1; ld.global.u32 %r2, [%rd1];"
+        "mad.wide.u32 %rd0, %r0, 4, %out; st.global.u32 [%rd0], %r2;"
+    )
+    given = {"x": np.arange(32, dtype=U32), "y": np.arange(32, dtype=U32) + 100}
+    out = run(body, out=np.zeros(32, U32), inputs=given)
+    assert out.tolist() == [i + 100 * (i % 2) for i in range(32)]
+
+
+def test_hints_change_nothing() -> None:
+    body = (
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; membar.gl; fence.acq_rel.gpu;"
+        "prefetch.global.L2 [%x]; createpolicy.fractional.L2::evict_first.b64 %rd5, 1.0;"
+        "mov.b32 %r9, 64; cp.async.bulk.prefetch.L2.global [%x], %r9;"
+        "ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%r1, %r2, %r3, %r4}, [%x];"
+        "ld.global.L2::cache_hint.v2.b64 {%rd6, %rd7}, [%x+16], %rd5; ld.volatile.u32 %r5, [%x];"
+        "add.s32 %r1, %r1, %r4; cvt.u32.u64 %r6, %rd7; add.s32 %r1, %r1, %r6;"
+        "add.s32 %r1, %r1, %r5; st.global.cs.u32 [%out], %r1;"
+    )
+    given = {"x": np.arange(1, 9, dtype=U32)}
+    assert run(body, out=np.zeros(1, U32), inputs=given).tolist() == [1 + 4 + 7 + 1]
+
+
+def test_loads_of_less_than_a_register_are_extended() -> None:
+    body = (
+        "ld.global.s8 %r1, [%x]; ld.global.u8 %r2, [%x]; ld.global.s16 %r3, [%x];"
+        "st.global.v4.u32 [%out], {%r1, %r2, %r3, %r3}; mov.b32 %r4, 0x1234;"
+        "st.global.u8 [%out+12], %r4;"
+    )
+    given = {"x": np.array([0x80FE], U16)}
+    out = run(body, out=np.zeros(4, U32), inputs=given, threads=1, exclusive=False)
+    assert out.tolist() == [2**32 - 2, 0xFE, 0xFFFF_80FE, 0xFFFF_8034]
 
 
 # Control flow
@@ -499,7 +318,7 @@ def test_atomic_operations() -> None:
         "st.global.u32 [%rd0+12], %r7;"
     )
     out = run(body, out=np.zeros(35, U32), shared_bytes=4)
-    assert out[:3].tolist() == [31 * 16, int(f32(16).view(U32)[0]), 31]
+    assert out[:3].tolist() == [31 * 16, int(F32(16).view(U32)), 31]
     assert sorted(out[3:].tolist()) == list(range(0, 64, 2))
 
 
@@ -514,3 +333,18 @@ def test_kernels_are_run_with_the_block_and_arguments_that_they_have() -> None:
     with pytest.raises(ValueError, match="param_out"):
         machine.run(memory, grid=(1,), block=(64,), arguments=[1 << 64])
     machine.run(memory, grid=(1,), block=(64,), arguments=[out])
+
+
+def test_a_trace_sees_registers_and_who_is_there() -> None:
+    body = "setp.lt.u32 %p1, %r0, 3; mov.b32 %r1, 7; @%p1 mov.b32 %r1, 9; add.s32 %r2, %r1, 1;"
+    seen = []
+
+    def trace(view: View) -> None:
+        if view.text.startswith("add"):
+            seen.append((view.register("%r1"), view.active, view.pc))
+
+    run(body, out=np.zeros(1, U32), threads=40, blocks=2, trace=trace)
+    ((values, active, pc),) = seen
+    assert values.tolist() == [[9] * 3 + [7] * 37] * 2
+    assert active.all()
+    assert (active.shape, pc) == ((2, 40), 5)
