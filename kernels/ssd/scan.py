@@ -196,17 +196,17 @@ def ssd_scan(
         before = shape.row_blocks - 1
         cs = cute.make_rmem_tensor((4, shape.halves, shape.runs), Uint32)
         cbs = cute.make_rmem_tensor((4, shape.halves, shape.row_blocks), Uint32)
-        cs.fill(0)
         cbs.fill(0)
+        # What the tile before has left to store.
+        words = cute.make_rmem_tensor((2, shape.halves, shape.channel_tiles), Uint32)
+        words.fill(0)
+        out_at = out_from
+        out_left = Int32(0)
         row_block = warp % shape.row_blocks
         stage = Int32(0)
         token = first * tile + row_block * 16 + part * 8 + group
         cb_here = cb_from + cb_tile * first + output.triangle_of(row_block)
-        for block in cutlass.range_constexpr(before):
-            output.load_block(
-                cbs, block, cb_here + block * BLOCK, (block < row_block) & (count > 0), shape
-            )
-        # The last place has the block on the diagonal.
+        # The last place has the block on the diagonal, and is loaded a tile ahead.
         output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > 0, shape)
         if count > 0:
             c_rows = output.rows_of_c(c_from, c_token, token, seqlen, shape)
@@ -220,20 +220,40 @@ def ssd_scan(
             c_rows = output.rows_of_c(c_from, c_token, next_token, seqlen, shape)
             cb_next = cb_from + cb_tile * (first + i + 1) + output.triangle_of(next_block)
             s_stage = Uint32(i % 2 * shape.s_stage)
-            decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
-            y.fill(0.0)
-            cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
-            for run in cutlass.range_constexpr(shape.runs):
-                output.multiply_state(y, cs, run, s_lanes, s_stage, shape, element)
-                output.load_c(cs, run, c_rows, t, shape)
             local = row_block * 16 + part * 8
+            distance = local + group - 2 * t
             x_rows = x_lane + Uint32(stage * shape.x_stage)
+            decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
             pairs = decay_stage + t * 16
             starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
-            # Of tokens 2t and 2t + 1 of each half, as sums have them, and of `group`'s.
+            y.fill(0.0)
+            cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
+            # Long and without branches, so that each wait has something else to do.
             decays = output.own_decays(decay_stage + (local + group) * 8, shape)
             begins = output.own_starts(
                 starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
+            )
+            diagonal = output.multiply_state(
+                y,
+                cs,
+                c_rows,
+                [lane_of + s_stage for lane_of in s_lanes],
+                output.Blocks(
+                    cbs,
+                    before,
+                    pairs + row_block * 128,
+                    decays,
+                    distance - row_block * 16,
+                    begins,
+                    row_block * 16 + 2 * t,
+                    cb_next + Int64(next_block) * BLOCK,
+                    more,
+                    cb_here,
+                    row_block,
+                ),
+                output.Rows(words, out_at, out_token * 16, out_left, t),
+                shape,
+                element,
             )
             output.scale_tokens(
                 y,
@@ -245,57 +265,29 @@ def ssd_scan(
                     shape,
                 ),
             )
+            xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
+            output.add_dx(y, xs, d_column, part, element)
             # The decay up to the token before this row of blocks.
             reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
             reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
-            distance = local + group - 2 * t
-            for block in cutlass.range_constexpr(before):
-                if block < row_block:
-                    columns = load_floats(pairs, block * 128, count=4)
-                    columns = columns + load_floats(pairs, block * 128 + 64, count=4)
-                    if cutlass.const_expr(packed):
-                        output.multiply_x(
-                            y,
-                            x_rows + block * (16 * shape.x_row),
-                            output.weights(
-                                cbs,
-                                block,
-                                columns,
-                                decays,
-                                distance - block * 16,
-                                begins,
-                                block * 16 + 2 * t,
-                                element,
-                            ),
-                            element,
-                        )
-                    else:
-                        output.multiply_x(
-                            y,
-                            x_rows + block * (16 * shape.x_row),
-                            output.weights_before(cbs, block, columns, reference, decays, element),
-                            element,
-                        )
-                output.load_block(
-                    cbs, block, cb_next + block * BLOCK, more & (block < next_block), shape
-                )
-            columns = load_floats(pairs + row_block * 128, 0, count=4)
-            columns = columns + load_floats(pairs + row_block * 128, 64, count=4)
-            diagonal = output.weights(
-                cbs,
-                before,
-                columns,
-                decays,
-                distance - row_block * 16,
-                begins,
-                row_block * 16 + 2 * t,
-                element,
-            )
-            output.load_block(cbs, before, cb_next + Int64(next_block) * BLOCK, more, shape)
-            xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
+            for blocks in cutlass.range_constexpr(1, shape.row_blocks):
+                if row_block == blocks:
+                    output.multiply_before(
+                        y,
+                        cbs,
+                        blocks,
+                        pairs,
+                        x_rows,
+                        reference,
+                        decays,
+                        begins,
+                        distance,
+                        2 * t,
+                        shape,
+                        element,
+                    )
             if i + 2 < count:
                 cute.arch.barrier_arrive(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
-            output.add_dx(y, xs, d_column, part, element)
             token = (first + i) * tile + local + group
             if z.toint() != 0:
                 output.gate(
@@ -306,16 +298,14 @@ def ssd_scan(
                     seqlen - token,
                     element,
                 )
-            output.write_out(
-                y,
-                out_from + Int64(token) * (out_token * 2),
-                out_token * 16,
-                t,
-                seqlen - token,
-                element,
-            )
+            # Stored in the next tile's long stretch.
+            output.round_out(words, y, element)
+            out_at = out_from + Int64(token) * (out_token * 2)
+            out_left = seqlen - token
             row_block = next_block
+            cb_here = cb_next
             stage = next_stage(stage)
+        output.Rows(words, out_at, out_token * 16, out_left, t).store(shape)
     else:
         own_thread = thread - output_warps * WARP
         owner = warp - output_warps

@@ -48,7 +48,7 @@ PREPARE = Declaration(
         *_strides(*_of("seq", "batch", "token")),
     ),
     choices=("dtype", "dstate", "tile", "pdl"),
-    selectors=("dtype", "dstate", "tile"),
+    selectors=("dtype", "dstate", "tile", "pdl"),
     # As many warps as a tile has 16x16 blocks on and below its diagonal.
     block=(f"32 * {_TRIANGLE}", "1", "1"),
     grid=("batch * tiles", f"groups + ceildiv(heads, {_TRIANGLE})", "1"),
@@ -86,7 +86,7 @@ SCAN = Declaration(
         *_strides(*_of("final", "batch", "segment", "head")),
     ),
     choices=_SCAN_CHOICES,
-    selectors=("dtype", "headdim", "dstate", "packed", "outputs"),
+    selectors=("dtype", "headdim", "dstate", "packed", "outputs", "pdl"),
     block=("128 + 128 * outputs", "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
@@ -125,11 +125,11 @@ def _scan(dtype: str, headdim: int, dstate: int, packed: int, outputs: int, pdl:
 PASS = Declaration(
     name="ssd_pass",
     parameters=(
-        _pointer("states", "f32", 16),
+        _pointer("own", "f32", 16),
         _pointer("totals", "f32", 4),
         _pointer("initial", "u8", 16),
-        _pointer("final", "f32", 16),
-        *_integers("batch", "segments", "heads", "size", "initial_kind"),
+        _pointer("states", "f32", 16),
+        *_integers("batch", "parts", "ratio", "heads", "size", "initial_kind"),
         *_strides(*_of("initial", "batch", "head")),
     ),
     choices=("threads",),
