@@ -184,7 +184,7 @@ def test_refusals_name_the_argument_and_the_remedy(
 CHANGES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "sparse": (lambda x: x.to_sparse(), "x is torch.sparse_coo"),
     "without memory": (lambda x: x.to("meta"), "x has no memory"),
-    "negated": (lambda x: torch._neg_view(x), "x is a negated view"),
+    "negated": (torch._neg_view, "x is a negated view"),  # pyright: ignore
     "requires grad": (lambda x: x.requires_grad_(), "x requires grad"),
 }
 
