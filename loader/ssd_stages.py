@@ -17,6 +17,7 @@ from .stage_checks import DTYPES, KINDS, Check, ceildiv, names
 from .stage_launch import (
     Binaries,
     aligned,
+    block_tiles,
     kind,
     runs,
     sizes,
@@ -24,10 +25,6 @@ from .stage_launch import (
     with_pairs,
     with_rows,
 )
-
-_TILE = 64
-# Blocks of `chunk_scan` a multiprocessor, before a block takes more than one tile.
-_BLOCKS = 8
 
 
 class Stages:
@@ -342,6 +339,7 @@ class Stages:
         check.sequences(seq_idx, batch, seqlen)
         out = x.new_empty(x.shape)
         if out.numel():
+            processors = self._multiprocessors[check.device]
             self._binaries.launch(
                 check,
                 "ssd_chunk_scan",
@@ -359,7 +357,7 @@ class Stages:
                     "out": out,
                 },
                 **sizes(batch, seqlen, chunks, chunk_size),
-                block_tiles=self._block_tiles(check.device, batch * heads * chunks, chunk_size),
+                block_tiles=block_tiles(batch * heads * chunks, chunk_size, processors),
                 heads=heads,
                 group_heads=heads // groups,
                 states_kind=kind(states),
@@ -420,9 +418,3 @@ class Stages:
         products = self.bmm_chunk(C, B, chunk_size, seq_idx, True, torch.float32)
         out = self.chunk_scan(products, x, steps, decay, C, states, D, z, seq_idx)
         return (out, final) if return_final_states else out
-
-    def _block_tiles(self, device: int, heads: int, chunk_size: int) -> int:
-        """Tiles of a chunk for one block: all, unless that leaves too few blocks."""
-        tiles = ceildiv(chunk_size, _TILE)
-        most = heads * tiles // (_BLOCKS * self._multiprocessors[device])
-        return max(1, min(tiles, most))

@@ -12,7 +12,7 @@ from ..artifacts.declaration import Declaration
 from ..artifacts.errors import ManifestError, VariantMissing
 from . import runtime
 from .library import Table
-from .stage_checks import KINDS, Check
+from .stage_checks import KINDS, Check, ceildiv
 
 _SIZES = "batch seqlen chunks chunk_size"
 _STEPS = "steps_batch steps_head steps_chunk decay_batch decay_head decay_chunk"
@@ -47,6 +47,9 @@ _KNOWN = {
         "dtype headdim dstate",
     ),
 }
+_TILE = 64
+# Blocks a multiprocessor, before a block takes more than one tile.
+_BLOCKS = 8
 # What strides are called after, where it is not the tensor's name.
 _LONG_NAMES = {"bias": "dt_bias", "seq": "seq_idx"}
 
@@ -142,6 +145,12 @@ def runs(seq_idx: Tensor) -> Tensor:
     before = torch.nn.functional.pad(seq_idx[:, :-1], (1, 0))
     index = (seq_idx != before).cumsum(1, dtype=torch.int32)
     return torch.where(seq_idx < 0, -1 - index, index)
+
+
+def block_tiles(chunks: int, chunk_size: int, multiprocessors: int) -> int:
+    """Tiles of a chunk for one block of `chunk_scan`: all, unless that leaves too few blocks."""
+    tiles = ceildiv(chunk_size, _TILE)
+    return max(1, min(tiles, chunks * tiles // (_BLOCKS * multiprocessors)))
 
 
 def kind(tensor: Tensor | None) -> int:
