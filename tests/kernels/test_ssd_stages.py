@@ -307,3 +307,21 @@ class TestCorners:
         cb, steps, decay, states = turned
         assert torch.equal(machine.run("chunk_scan", cb, x, steps, decay, c, states), expected)
         assert torch.equal(machine.run("chunk_state", b, x, steps, decay), added)
+
+    def test_offsets_of_more_than_32_bits(
+        self, machine: OnMachine, sizes: Variant, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A wrong address would be that of no buffer."""
+        problem = Problem(sizes, 70)
+        x, dt, rates, b, c, d, z = problem["x dt rates b c d z"]
+        options: dict[str, Any] = {
+            "initial_states": problem.initial,
+            "seq_idx": problem.sequences,
+            "dt_softplus": True,
+            "return_final_states": True,
+        }
+        near = machine.run("combined", x, dt, rates, b, c, 40, d, z, **options)
+        monkeypatch.setattr(machine.storages, "far", 5 * 2**32 + 64)
+        far = machine.run("combined", x, dt, rates, b, c, 40, d, z, **options)
+        for one, other in zip(near, far, strict=True):
+            assert torch.equal(one, other)

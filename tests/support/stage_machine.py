@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernel_runs import Case, Kernel
 from ptx_machine import Memory
 from sonata_aot.artifacts import ArtifactSet, Declaration
-from sonata_aot.artifacts.declaration import Variant
+from sonata_aot.artifacts.declaration import DTYPE_BYTES, Variant
 from sonata_aot.kernels import builtin
 from sonata_aot.loader.ssd_stages import Stages
 
@@ -30,11 +30,15 @@ _WRITTEN = {
 
 
 class Storages(TorchDispatchMode):
-    """Remembers the memory of every tensor that was an argument or a result; poisons new ones."""
+    """Remembers the memory of every tensor that was an argument or a result; poisons new ones.
+
+    With `far` what a launch reads of a second batch lies so many elements after the first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[int, torch.Tensor] = {}
+        self.far = 0
 
     def remember(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -64,27 +68,34 @@ class _Loaded:
     def enqueue(self, stream: int, grid: Any, arguments: Sequence[int | float]) -> None:
         declaration = self._kernel.declaration
         written = _WRITTEN[declaration.name]
-        memory = Memory()
-        buffers: dict[int, Any] = {}
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = dict(
+            zip([p.name for p in declaration.parameters], arguments, strict=True)
+        )
         pointers = [p.name for p in declaration.parameters if p.kind == "pointer"]
-        values = dict(zip([p.name for p in declaration.parameters], arguments, strict=True))
-        bases = {name: self._base(int(values[name])) for name in pointers if values[name]}
-        for name, value in values.items():
-            if name not in bases:
-                given[name] = value
-                continue
-            base = bases[name]
+        bases = {name: self._base(given[name]) for name in pointers if given[name]}
+        memory, buffers = Memory(), {}
+        for name, base in bases.items():
+            array = self._storages.found[base].numpy()
             if base not in buffers:
                 writable = any(bases.get(other) == base for other in written)
-                buffers[base] = memory.buffer(
-                    self._storages.found[base].numpy(),
-                    name,
-                    writable=writable,
-                    offset=base % 256,
-                )
-            given[name] = buffers[base].address + int(value) - base
+                buffers[base] = memory.buffer(array, name, writable=writable, offset=base % 256)
+            stride = f"{name.removesuffix('_idx')}_batch"
+            if self._storages.far and name not in written and given.get(stride):
+                # The same once more, for the second batch.
+                size = self._size(name, given)
+                address = buffers[base].address + (self._storages.far - given[stride]) * size
+                memory.buffer(array, f"{name}, far", address=address)
+                given[stride] = self._storages.far
+            given[name] = buffers[base].address + given[name] - base
         self._kernel.run(memory, given)
+
+    def _size(self, name: str, given: Mapping[str, Any]) -> int:
+        """Bytes of an element."""
+        if f"{name}_kind" in given:
+            return 2 if given[f"{name}_kind"] else 4
+        declaration, variant = self._kernel.declaration, self._kernel.binary.variant
+        (parameter,) = (p for p in declaration.parameters if p.name == name)
+        return DTYPE_BYTES[declaration.element(parameter, variant)]
 
     def _base(self, address: int) -> int:
         for base, storage in self._storages.found.items():
