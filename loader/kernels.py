@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .gemv import Gemv
+    from .ssd_stages import Stages
 
 
 class Kernels:
@@ -34,6 +35,7 @@ class Kernels:
         from .fallback import choose_linear
         from .gemv import Gemv
         from .gemv_plan import Planner
+        from .ssd_stages import Stages
 
         self._choose_linear = choose_linear
         self._devices = frozenset(choices)
@@ -41,6 +43,7 @@ class Kernels:
         if "gemv" in tables or "gemv_any" in tables:
             planner = Planner(tables.get("gemv"), tables.get("gemv_any"), multiprocessors)
             self._gemv = Gemv(planner)
+        self._ssd = Stages(tables, multiprocessors)
 
     @property
     def gemv(self) -> Gemv:
@@ -55,6 +58,11 @@ class Kernels:
                 remedy="build again without --kernel, or with --kernel gemv among others",
             )
         return self._gemv
+
+    @property
+    def ssd(self) -> Stages:
+        """The stages of the SSD scan, such as `kernels.ssd.chunk_cumsum`, and `combined`."""
+        return self._ssd
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """X @ weight.T + bias, by the GEMV where it applies and F.linear elsewhere.
