@@ -102,5 +102,5 @@ def jobs(
         for spec in specs
         for arch in targets
         for variant in (spec.variants if everything else default_variants(spec, arch))
-        if arch.number >= spec.declaration.least_sm(variant)
+        if spec.is_for(variant, arch)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..artifacts.arch import Arch
 from ..artifacts.declaration import Budget, Declaration, Parameter, Variant, product
 from ..artifacts.errors import ManifestError
 from ..artifacts.expression import Expression
@@ -19,7 +20,8 @@ class KernelSpec:
     kernel without a table `shipped` are the variants that a build makes without `--all`; None: all.
 
     `resident` is how many blocks a multiprocessor should hold at least, which limits registers: an
-    expression over integer choices, in which 0 leaves it to the compiler.
+    expression over integer choices, in which 0 leaves it to the compiler. `max_sm` is the greatest
+    architecture, as a number, that a variant is built for, such an expression too.
 
     `device` is `package.module:function`, a module-level `@cute.kernel` whose positional parameters
     are the declaration's, in order (`cute.Pointer`, `Int32`, `Int64`, `Float32`), and whose
@@ -32,6 +34,7 @@ class KernelSpec:
     default: bool = True
     resident: str = "0"
     shipped: tuple[Variant, ...] | None = None
+    max_sm: str = "9999"
 
     def __post_init__(self) -> None:
         """Check every variant against the declaration.
@@ -47,6 +50,7 @@ class KernelSpec:
             self.declaration.is_programmatic(variant)
             self.declaration.budget.floors_of(variant)
             self.resident_blocks(variant)
+            _value(self.max_sm, variant)
         for variant in self.shipped or ():
             if variant not in self.variants:
                 raise ManifestError(
@@ -56,8 +60,12 @@ class KernelSpec:
 
     def resident_blocks(self, variant: Variant) -> int:
         """What `resident` says for a variant."""
-        values = {name: value for name, value in variant.items() if isinstance(value, int)}
-        return Expression(self.resident).evaluate(values)
+        return _value(self.resident, variant)
+
+    def is_for(self, variant: Variant, arch: Arch) -> bool:
+        """Whether a variant is built for an architecture."""
+        least = self.declaration.least_sm(variant)
+        return least <= arch.number <= _value(self.max_sm, variant)
 
     @property
     def name(self) -> str:
@@ -68,3 +76,8 @@ class KernelSpec:
     def module(self) -> str:
         """The module of the device code."""
         return self.device.partition(":")[0]
+
+
+def _value(text: str, variant: Variant) -> int:
+    values = {name: value for name, value in variant.items() if isinstance(value, int)}
+    return Expression(text).evaluate(values)

@@ -4,6 +4,10 @@ The one-pass scan is two kernels: `ssd_prepare` makes what heads share, `ssd_sca
 sequence. The docstrings of their modules say what each parameter is.
 """
 
+import itertools
+from collections.abc import Iterable
+
+from ..models import DSTATES, MODELS
 from ..spec import Budget, Declaration, KernelSpec, Parameter, Variant, product
 
 
@@ -56,6 +60,7 @@ PREPARE = Declaration(
     budget=Budget(),
 )
 
+_DTYPES = ("bf16", "f16")
 _SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile", "packed", "outputs", "pdl")
 _COLUMNS = "max(dstate, 32)"
 
@@ -100,15 +105,13 @@ SCAN = Declaration(
 )
 # (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86.
 _CUTS = {
-    **{(headdim, 16): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
-    **{(headdim, 32): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
-    **{(headdim, 64): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
-    **{(headdim, 128): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, dstate): (headdim, 64) for headdim in (32, 64) for dstate in DSTATES[:4]},
+    **{(128, dstate): (64, 64) for dstate in DSTATES[:4]},
     **{(headdim, 256): (32, 32) for headdim in (32, 64, 128)},
-    **{(80, dstate): (80, 64) for dstate in (16, 32, 64)},
+    **{(80, dstate): (80, 64) for dstate in DSTATES[:3]},
     (80, 128): (80, 32),
     (80, 256): (16, 32),
-    **{(96, dstate): (96, 64) for dstate in (16, 32, 64)},
+    **{(96, dstate): (96, 64) for dstate in DSTATES[:3]},
     (96, 128): (48, 64),
     (96, 256): (48, 32),
 }
@@ -117,9 +120,22 @@ _CUTS = {
 _RESIDENT = "3 - 2 * max(outputs, packed)"
 
 
-def _scan(dtype: str, headdim: int, dstate: int, packed: int, outputs: int, pdl: int) -> Variant:
-    values = (dtype, headdim, dstate, *_CUTS[headdim, dstate], packed, outputs, pdl)
+def _scan(dtype: str, pair: tuple[int, int], packed: int, outputs: int, pdl: int) -> Variant:
+    values = (dtype, *pair, *_CUTS[pair], packed, outputs, pdl)
     return dict(zip(_SCAN_CHOICES, values, strict=True))
+
+
+def _scans(pairs: Iterable[tuple[int, int]]) -> tuple[Variant, ...]:
+    places = itertools.product(_DTYPES, sorted(pairs), (0, 1), (0, 1), (0, 1))
+    return tuple(_scan(*place) for place in places)
+
+
+def _prepares(pairs: Iterable[tuple[int, int]]) -> tuple[Variant, ...]:
+    tiles = sorted({(dstate, _CUTS[headdim, dstate][1]) for headdim, dstate in pairs})
+    return tuple(
+        {"dtype": dtype, "dstate": dstate, "tile": tile, "pdl": pdl}
+        for dtype, (dstate, tile), pdl in itertools.product(_DTYPES, tiles, (0, 1))
+    )
 
 
 PASS = Declaration(
@@ -139,30 +155,25 @@ PASS = Declaration(
     budget=Budget(),
 )
 
+# Programmatic launch is there from sm90 on, and a variant that does without is not needed there.
+_MAX_SM = "89 + 1000 * pdl"
+
 SPECS = (
     KernelSpec(
         PREPARE,
-        tuple(
-            {"dtype": dtype, "dstate": dstate, "tile": tile, "pdl": pdl}
-            for pdl in (0, 1)
-            for dtype in ("bf16", "f16")
-            for dstate, tile in sorted({(pair[1], cut[1]) for pair, cut in _CUTS.items()})
-        ),
+        _prepares(_CUTS),
         "sonata_aot.kernels.ssd.prepare:ssd_prepare",
         resident="3",
+        shipped=_prepares(MODELS),
+        max_sm=_MAX_SM,
     ),
     KernelSpec(
         SCAN,
-        tuple(
-            _scan(dtype, *pair, packed, outputs, pdl)
-            for dtype in ("bf16", "f16")
-            for pair in sorted(_CUTS)
-            for packed in (0, 1)
-            for outputs in (0, 1)
-            for pdl in (0, 1)
-        ),
+        _scans(_CUTS),
         "sonata_aot.kernels.ssd.scan:ssd_scan",
         resident=_RESIDENT,
+        shipped=_scans(MODELS),
+        max_sm=_MAX_SM,
     ),
     KernelSpec(PASS, product(threads=[256]), "sonata_aot.kernels.ssd.passing:ssd_pass"),
 )
