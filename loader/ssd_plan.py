@@ -1,0 +1,388 @@
+"""What a scan launches: binaries, segments, workspace, and the values of all parameters.
+
+docs/ssd.md says what the launches are, and when a sequence is cut into segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..artifacts.errors import VariantMissing
+from ..artifacts.manifest import Binary
+from .library import Loaded, Table
+from .ssd_launches import Address, Launches, Value, Workspace
+from .ssd_tensors import INPUTS, Call, Layout
+
+if TYPE_CHECKING:
+    from ._native import Sequence
+
+# Operands of the launches: the inputs, then what is allocated.
+OUT, FINAL, VARLEN, WORKSPACE = range(len(INPUTS), len(INPUTS) + 4)
+OPERANDS = len(INPUTS) + 4
+# The kernels of one scan; `ssd_copy` and `ssd_pass` are not needed by every call.
+COPY, PREPARE, PASS, SCAN = "ssd_copy", "ssd_prepare", "ssd_pass", "ssd_scan"
+KERNELS = (COPY, PREPARE, PASS, SCAN)
+
+# A share of the GPU from which on it counts as full.
+FULL = 0.75
+# Fewest tiles of a segment.
+LEAST_TILES = 4
+# What the pass that makes the states of segments costs, as a share of the scan itself.
+STATES_COST = 0.45
+# What two more launches cost, in tiles of one block.
+LAUNCHES_COST = 4.0
+_REGISTERS = 65536
+# Shared memory that the driver keeps of each block's.
+_RESERVED = 1024
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What decides how many blocks run at once; `shared_bytes` is the most that a block gets."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+    def places(self, binary: Binary) -> int:
+        """Blocks that run at once, as far as shared memory and registers let them."""
+        shared = binary.shared_bytes + binary.static_shared_bytes + _RESERVED
+        threads = binary.block[0] * binary.block[1] * binary.block[2]
+        registers = threads * (binary.registers + -binary.registers % 8)
+        fitting = min((self.shared_bytes + _RESERVED) // shared, _REGISTERS // registers)
+        return self.multiprocessors * max(1, fitting)
+
+
+def cost(blocks: int, tiles: int, places: int, segments: int = 1) -> float:
+    """Model of the time of a scan, in tiles: how many a block goes through, times the waves."""
+    waves = -(-blocks * segments // places)
+    through = waves * -(-tiles // segments)
+    return through if segments == 1 else (1 + STATES_COST) * through + LAUNCHES_COST
+
+
+def choose_segments(blocks: int, tiles: int, places: int) -> int:
+    """How many segments the sequence of each of `blocks` blocks is cut into.
+
+    One where the blocks fill the `places` of the GPU; else as many as fill it once, each of at
+    least `LEAST_TILES` tiles, if by `cost` that is faster. None is empty.
+    """
+    if blocks < 1 or blocks >= FULL * places:
+        return 1
+    most = min(places // blocks, tiles // LEAST_TILES)
+    if most < 2:
+        return 1
+    segment_tiles = -(-tiles // most)
+    segments = -(-tiles // segment_tiles)
+    return segments if cost(blocks, tiles, places, segments) < cost(blocks, tiles, places) else 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call does, given addresses of its inputs and of what it allocates.
+
+    Shapes are None for what is not allocated; `workspace` is a size in bytes. `dense` are places in
+    `INPUTS` of tensors that torch copies first, since kernels read them as contiguous ones.
+    """
+
+    device: int
+    out: tuple[int, ...]
+    final: tuple[int, ...] | None
+    varlen: tuple[int, ...] | None
+    workspace: int
+    dense: tuple[int, ...]
+    sequence: Sequence
+
+
+class Planner:
+    """Makes plans for calls."""
+
+    def __init__(self, tables: Mapping[str, Table], gpu: Callable[[int], Gpu]) -> None:
+        """`tables` by kernel; `gpu` says what a device is."""
+        self._tables = tables
+        self._gpu = gpu
+        # How many segments, in place of `choose_segments`: for tests and measurements.
+        self.segments: Callable[[int, int, int], int] = choose_segments
+
+    def plan(self, call: Call) -> Plan:
+        """The plan of a call.
+
+        Raises:
+            VariantMissing: no binaries for these sizes.
+            ManifestError, ArgumentError, DriverError: as for `Launches.sequence`.
+        """
+        return _Planning(self, call).plan()
+
+    def pick(self, kernel: str, call: Call, **wanted: int | str) -> list[Loaded]:
+        """The binaries of a kernel for a call's dtype and device that have these choices.
+
+        Raises:
+            VariantMissing: there is none.
+        """
+        found = []
+        table = self._tables.get(kernel)
+        for (device, *_), loaded in table.all().items() if table is not None else ():
+            variant = loaded.binary.variant
+            same = device == call.device and variant.get("dtype", call.dtype) == call.dtype
+            if same and wanted.items() <= variant.items():
+                found.append(loaded)
+        if not found:
+            raise self._missing(kernel, call, wanted)
+        return found
+
+    def _missing(self, kernel: str, call: Call, wanted: Mapping[str, int | str]) -> VariantMissing:
+        table = self._tables.get(SCAN)
+        pairs = sorted(
+            {
+                (int(loaded.binary.variant["headdim"]), int(loaded.binary.variant["dstate"]))
+                for (device, *_), loaded in (table.all().items() if table is not None else ())
+                if device == call.device and loaded.binary.variant["dtype"] == call.dtype
+            }
+        )
+        sizes = {"headdim": call.headdim, "dstate": call.dstate, **wanted}
+        asked = " ".join(f"{name}={value}" for name, value in sizes.items())
+        present = ", ".join(f"{headdim}x{dstate}" for headdim, dstate in pairs) or "none"
+        return VariantMissing(
+            f"mamba_chunk_scan_combined: no binary of {kernel} for {call.dtype} {asked}; headdim x "
+            f"dstate that are there: {present}",
+            remedy="build all sizes with `sonata-aot build --all --kernel "
+            + " --kernel ".join(KERNELS)
+            + "`, with the architectures and kernels that are wanted besides",
+        )
+
+    def places(self, loaded: Loaded, device: int) -> int:
+        """Blocks of a binary that a device runs at once."""
+        return self._gpu(device).places(loaded.binary)
+
+
+class _Planning:
+    """One plan in the making."""
+
+    def __init__(self, planner: Planner, call: Call) -> None:
+        self._planner = planner
+        self._call = call
+        self._workspace = Workspace(WORKSPACE)
+        self._launches = Launches()
+        # Where kernels find the inputs, and in what steps: the caller's own until they are copied.
+        self._places: dict[str, Value] = {}
+        self._steps: dict[str, tuple[int, ...]] = {}
+        self._dense: list[int] = []
+        for number, name in enumerate(INPUTS):
+            layout = call.layouts.get(name)
+            has_memory = layout is not None and layout.remainder >= 0
+            self._places[name] = Address(number) if has_memory else 0
+            self._steps[name] = layout.steps if layout is not None else ()
+
+    def plan(self) -> Plan:
+        call, options = self._call, self._call.options
+        state = (call.heads, call.headdim, call.dstate)
+        if call.batch and call.heads:
+            self._add_launches()
+        return Plan(
+            device=call.device,
+            out=(call.batch, call.seqlen, call.heads, call.headdim),
+            final=(call.batch, *state) if options.final_states else None,
+            varlen=(call.sequences, *state) if options.varlen_states else None,
+            workspace=self._workspace.size,
+            dense=tuple(self._dense),
+            sequence=self._launches.sequence(OPERANDS),
+        )
+
+    def _add_launches(self) -> None:
+        call, options = self._call, self._call.options
+        # Also where nothing is to do: what a call needs does not depend on how long it is.
+        sizes = {"headdim": call.headdim, "dstate": call.dstate}
+        scan = self._planner.pick(SCAN, call, **sizes)[0]
+        variant = scan.binary.variant
+        tile = int(variant["tile"])
+        prepare = self._planner.pick(PREPARE, call, dstate=call.dstate, tile=tile)[0]
+        wants_states = options.final_states or (options.varlen_states and call.sequences > 0)
+        if call.seqlen == 0 and not wants_states:
+            return
+        tiles = -(-call.seqlen // tile)
+        slices = call.headdim // int(variant["width"])
+        segments = 1
+        if tiles > 1:
+            places = self._planner.places(scan, call.device)
+            segments = self._planner.segments(call.batch * call.heads * slices, tiles, places)
+        self._add_copies()
+        prepared = self._add_prepare(prepare, tile, tiles)
+        values = self._scan_values(scan, prepared, tiles)
+        if segments > 1:
+            values = self._add_segments(scan, values, tiles, segments)
+        if options.final_states:
+            size = call.headdim * call.dstate
+            values |= {"final": Address(FINAL), "final_segment": -1}
+            values |= {"final_batch": call.heads * size, "final_head": size}
+        if options.varlen_states and call.sequences > 0:
+            values |= {"cu_seqlens": self._places["cu_seqlens"], "varlen": Address(VARLEN)}
+            values |= {"sequences": call.sequences}
+        self._launches.add(scan, values)
+
+    def _add_copies(self) -> None:
+        """Have inputs copied that the kernels do not read as they are."""
+        for name in ("x", "z", "B", "C"):
+            layout = self._call.layouts.get(name)
+            if layout is not None and self._call.seqlen and not layout.has_rows:
+                self._add_copy(name, layout)
+        for name in ("A", "dt_bias", "initial_states", "cu_seqlens"):
+            layout = self._call.layouts.get(name)
+            if layout is None:
+                continue
+            if name != "initial_states":
+                fits = layout.inner_dense(0)
+            else:
+                vector = 16 // layout.dtype.itemsize
+                fits = layout.remainder <= 0 and layout.inner_dense(2)
+                fits = fits and not any(step % vector for step in layout.steps[:2])
+            if not fits:
+                self._dense.append(INPUTS.index(name))
+                self._steps[name] = _dense_steps(layout.shape)
+
+    def _add_copy(self, name: str, layout: Layout) -> None:
+        batch, seqlen, rows, columns = layout.shape
+        target = self._workspace.take(2 * batch * seqlen * rows * columns)
+        values: dict[str, Value] = {"source": self._places[name], "target": target}
+        values |= {"batch": batch, "seqlen": seqlen, "rows": rows, "columns": columns}
+        values |= _strides("source", ("batch", "token", "row", "column"), layout.steps)
+        self._launches.add(self._planner.pick(COPY, self._call)[0], values)
+        self._places[name] = target
+        self._steps[name] = _dense_steps(layout.shape)
+
+    def _add_prepare(self, prepare: Loaded, tile: int, tiles: int) -> dict[str, Value]:
+        """Enter what makes `cb`, `decay` and `starts`, and return where they are."""
+        call, options = self._call, self._call.options
+        if call.seqlen == 0:
+            return {"cb": 0, "decay": 0, "starts": 0}
+        blocks = tile // 16
+        triangle = blocks * (blocks + 1) // 2
+        made: dict[str, Value] = {
+            "cb": self._workspace.take(call.batch * tiles * call.groups * triangle * 1024),
+            "decay": self._workspace.take(call.batch * call.heads * tiles * tile * 8),
+            "starts": 0,
+        }
+        if "seq_idx" in call.layouts:
+            made["starts"] = self._workspace.take(call.batch * tiles * tile * 4)
+        values: dict[str, Value] = {
+            **made,
+            "dt": self._places["dt"],
+            "dt_bias": self._places["dt_bias"],
+            "rates": self._places["A"],
+            "b": self._places["B"],
+            "c": self._places["C"],
+            "seq_idx": self._places["seq_idx"],
+            "batch": call.batch,
+            "seqlen": call.seqlen,
+            "tiles": tiles,
+            "heads": call.heads,
+            "groups": call.groups,
+            "dt_kind": self._kind("dt"),
+            "bias_kind": self._kind("dt_bias"),
+            "rates_kind": self._kind("A"),
+            "softplus": int(bool(options.softplus)),
+            "low": float(options.limit[0]),
+            "high": float(options.limit[1]),
+        }
+        values |= _strides("dt", ("batch", "token", "head"), self._steps["dt"])
+        values |= _strides("b", ("batch", "token", "group"), self._steps["B"])
+        values |= _strides("c", ("batch", "token", "group"), self._steps["C"])
+        values |= _strides("seq", ("batch", "token"), self._steps["seq_idx"])
+        self._launches.add(prepare, values)
+        return made
+
+    def _scan_values(
+        self, scan: Loaded, prepared: dict[str, Value], tiles: int
+    ) -> dict[str, Value]:
+        """What a scan in one segment takes, without states to return."""
+        call = self._call
+        size = call.headdim * call.dstate
+        values: dict[str, Value] = {
+            **prepared,
+            "x": self._places["x"],
+            "b": self._places["B"],
+            "c": self._places["C"],
+            "d": self._places["D"],
+            "z": self._places["z"],
+            "out": Address(OUT) if call.seqlen else 0,
+            "initial": self._places["initial_states"],
+            "final": 0,
+            "totals": 0,
+            "batch": call.batch,
+            "seqlen": call.seqlen,
+            "tiles": tiles,
+            "segments": 1,
+            "segment_tiles": tiles,
+            "heads": call.heads,
+            "groups": call.groups,
+            "group_heads": call.heads // call.groups,
+            "d_kind": self._kind("D"),
+            "initial_kind": self._kind("initial_states"),
+        }
+        values |= _strides("x", ("batch", "token", "head"), self._steps["x"])
+        values |= _strides("b", ("batch", "token", "group"), self._steps["B"])
+        values |= _strides("c", ("batch", "token", "group"), self._steps["C"])
+        values |= _strides("z", ("batch", "token", "head"), self._steps["z"])
+        row = call.heads * call.headdim
+        values |= _strides(
+            "out", ("batch", "token", "head"), (call.seqlen * row, row, call.headdim)
+        )
+        values |= _strides("d", ("head", "channel"), self._steps["D"])
+        initial = self._steps["initial_states"]
+        values |= _strides("initial", ("batch", "head"), initial)
+        values["initial_segment"] = 0
+        values |= {"final_batch": 0, "final_segment": 0, "final_head": size}
+        # Parameters of states within the sequence, where the artifacts' kernel has them.
+        declared = {parameter.name for parameter in scan.declaration.parameters}
+        values |= {name: 0 for name in ("cu_seqlens", "sequences", "varlen") if name in declared}
+        return values
+
+    def _add_segments(
+        self, scan: Loaded, values: dict[str, Value], tiles: int, segments: int
+    ) -> dict[str, Value]:
+        """Enter what finds the state before each segment; returns what the scan then takes."""
+        call = self._call
+        size = call.headdim * call.dstate
+        states = self._workspace.take(4 * call.batch * segments * call.heads * size)
+        totals = self._workspace.take(4 * call.batch * segments * call.heads)
+        cut: dict[str, Value] = {"segments": segments, "segment_tiles": -(-tiles // segments)}
+        batch, segment, head = segments * call.heads * size, call.heads * size, size
+        alone = {"d": 0, "z": 0, "out": 0, "initial": 0, "initial_kind": 0}
+        alone |= {"final": states, "totals": totals}
+        alone |= {"initial_batch": 0, "initial_head": 0}
+        alone |= {"final_batch": batch, "final_segment": segment, "final_head": head}
+        self._launches.add(scan, {**values, **cut, **alone})
+        self._launches.add(
+            self._planner.pick(PASS, call)[0],
+            {
+                "states": states,
+                "totals": totals,
+                "initial": values["initial"],
+                "batch": call.batch,
+                "segments": segments,
+                "heads": call.heads,
+                "size": size,
+                "initial_kind": values["initial_kind"],
+                "initial_batch": values["initial_batch"],
+                "initial_head": values["initial_head"],
+            },
+        )
+        before: dict[str, Value] = {"initial": states, "initial_kind": 0}
+        before |= {"initial_batch": batch, "initial_segment": segment, "initial_head": head}
+        return {**values, **cut, **before}
+
+    def _kind(self, name: str) -> int:
+        layout = self._call.layouts.get(name)
+        return 0 if layout is None else layout.kind
+
+
+def _strides(name: str, dimensions: tuple[str, ...], steps: tuple[int, ...]) -> dict[str, Value]:
+    """Parameters by name; 0 where the tensor lacks the dimension."""
+    padded = (*steps, *(0 for _ in dimensions))
+    return {f"{name}_{which}": step for which, step in zip(dimensions, padded, strict=False)}
+
+
+def _dense_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.append(steps[-1] * size)
+    return tuple(reversed(steps))
