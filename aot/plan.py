@@ -39,6 +39,7 @@ class Job:
             {
                 "declaration": encode(self.spec.declaration),
                 "device": self.spec.device,
+                "resident": self.spec.resident_blocks(self.variant),
                 "variant": self.variant,
                 "arch": self.arch.name,
                 "recipe": _recipe(),

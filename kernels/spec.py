@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..artifacts.declaration import Budget, Declaration, Parameter, Variant, product
+from ..artifacts.expression import Expression
 
 __all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "product"]
 
@@ -15,6 +16,9 @@ class KernelSpec:
 
     Without `default` the kernel is built only where it is asked for, by name or with `--all`.
 
+    `resident` is how many blocks a multiprocessor should hold at least, which limits registers: an
+    expression over integer choices, in which 0 leaves it to the compiler.
+
     `device` is `package.module:function`, a module-level `@cute.kernel` whose positional parameters
     are the declaration's, in order (`cute.Pointer`, `Int32`, `Int64`, `Float32`), and whose
     `Constexpr` parameters are its choices, by name. Only compile workers import that module.
@@ -24,6 +28,7 @@ class KernelSpec:
     variants: tuple[Variant, ...]
     device: str
     default: bool = True
+    resident: str = "0"
 
     def __post_init__(self) -> None:
         """Check every variant against the declaration.
@@ -38,6 +43,12 @@ class KernelSpec:
             self.declaration.least_sm(variant)
             self.declaration.is_programmatic(variant)
             self.declaration.budget.floors_of(variant)
+            self.resident_blocks(variant)
+
+    def resident_blocks(self, variant: Variant) -> int:
+        """What `resident` says for a variant."""
+        values = {name: value for name, value in variant.items() if isinstance(value, int)}
+        return Expression(self.resident).evaluate(values)
 
     @property
     def name(self) -> str:

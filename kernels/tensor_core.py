@@ -128,3 +128,10 @@ def exp2(value):
     return cute.arch.inline_ptx(
         "ex2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
     )
+
+
+def reciprocal(value):
+    """1 over an fp32 number, to 1 ulp; 0 of infinities."""
+    return cute.arch.inline_ptx(
+        "rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )

@@ -108,18 +108,14 @@ def ssd_prepare(
     else:
         head = (role - groups) * triangle + warp
         known = head < heads
-        bias = load_scalar(
-            dt_bias.toint(), Int64(head), bias_kind, known & (dt_bias.toint() != 0)
-        )
+        bias = load_scalar(dt_bias.toint(), Int64(head), bias_kind, known & (dt_bias.toint() != 0))
         rate = load_scalar(rates.toint(), Int64(head), rates_kind, known) * LOG2_E
         before = Float32(0.0)
         start_before = Int32(-1)
         for chunk in cutlass.range_constexpr(tile // WARP):
             token = first + chunk * WARP + lane
             inside = known & (token < seqlen)
-            index = (
-                Int64(this_batch) * dt_batch + Int64(token) * dt_token + Int64(head) * dt_head
-            )
+            index = Int64(this_batch) * dt_batch + Int64(token) * dt_token + Int64(head) * dt_head
             step = step_size(
                 load_scalar(dt.toint(), index, dt_kind, inside) + bias, softplus, low, high
             )

@@ -24,7 +24,10 @@ elements start aligned to 16 bytes:
 - ``final``              the same in fp32: the state after each segment, or with a
   ``final_segment`` stride of -1 after the last one alone; or null;
 - ``totals``             ``(batch, segments, heads)`` fp32, or null: the factor from the state
-  before a segment to what is left of it after.
+  before a segment to what is left of it after;
+- ``cu_seqlens``         ``(sequences + 1,)`` i32, or null, for a batch of 1: bounds of sequences;
+- ``end_states``         ``(sequences, heads, headdim, dstate)``, contiguous: the states at their
+  ends. An empty sequence has zeros, but for a first one at the very start, which has ``initial``.
 
 A block takes ``width`` channels of a head and ``segment_tiles`` tiles. Four of its warps, those of
 the scan, own 16 tokens of a tile each (or, with tiles of 32, half of its channels); the other four,
@@ -39,7 +42,7 @@ anybody but at one barrier a tile. The next tile's x and B come meanwhile.
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import load_pair, load_scalar, load_words, store_words
+from ..scalars import load_number, load_pair, load_scalar, load_words, store_words
 from ..tensor_core import (
     commit_copies,
     copy_async,
@@ -49,12 +52,15 @@ from ..tensor_core import (
     load_shared,
     mma,
     pack,
+    reciprocal,
     store_shared,
     unpack,
     wait_copies,
 )
 from .prepare import LOG2_E, bits, choose
 from .shape import B_STAGES, SCAN_WARPS, THREADS, WARP, X_STAGES, Shape
+
+NEVER = 2**31 - 1
 
 
 @cute.kernel
@@ -71,6 +77,8 @@ def ssd_scan(
     initial: cute.Pointer,
     final: cute.Pointer,
     totals: cute.Pointer,
+    cu_seqlens: cute.Pointer,
+    end_states: cute.Pointer,
     batch: Int32,
     seqlen: Int32,
     tiles: Int32,
@@ -81,6 +89,7 @@ def ssd_scan(
     group_heads: Int32,
     d_kind: Int32,
     initial_kind: Int32,
+    sequences: Int32,
     x_batch: Int64,
     x_token: Int64,
     x_head: Int64,
@@ -109,6 +118,7 @@ def ssd_scan(
     dstate: cutlass.Constexpr,
     width: cutlass.Constexpr,
     tile: cutlass.Constexpr,
+    varlen: cutlass.Constexpr,
 ):
     """Scan one segment of one head, or ``width`` channels of it.
 
@@ -134,17 +144,24 @@ def ssd_scan(
 
     shared = Uint32(cute.arch.get_dyn_smem(Float32).toint())
     # What each tile's copies start from.
-    x_from = x.toint() + 2 * (
-        Int64(this_batch) * x_batch + Int64(head) * x_head + Int64(channel)
-    )
+    x_from = x.toint() + 2 * (Int64(this_batch) * x_batch + Int64(head) * x_head + Int64(channel))
     b_from = b.toint() + 2 * (Int64(this_batch) * b_batch + Int64(group_of_head) * b_group)
     decay_from = decay.toint() + (Int64(this_batch) * heads + head) * tiles * (8 * tile)
     starts_from = starts.toint() + Int64(this_batch) * tiles * (4 * tile)
     has_starts = starts.toint() != 0
     if count > 0:
         copy_tile(
-            shape, shared, thread, Int32(0), first, seqlen, has_starts,
-            (x_from, x_token), (b_from, b_token), decay_from, starts_from,
+            shape,
+            shared,
+            thread,
+            Int32(0),
+            first,
+            seqlen,
+            has_starts,
+            (x_from, x_token),
+            (b_from, b_token),
+            decay_from,
+            starts_from,
         )
     commit_copies()
 
@@ -170,9 +187,7 @@ def ssd_scan(
         )
         cb_tile = Int64(groups) * (shape.triangle * 1024)
         z_from = z.toint() + 2 * (Int64(this_batch) * z_batch + Int64(head) * z_head + mine)
-        out_from = out.toint() + 2 * (
-            Int64(this_batch) * out_batch + Int64(head) * out_head + mine
-        )
+        out_from = out.toint() + 2 * (Int64(this_batch) * out_batch + Int64(head) * out_head + mine)
         wanted = out.toint() != 0
         # Where this lane finds its part of the state, and of x as second operand.
         s_lane = shared + shape.s_start + part * (shape.channels * 64) + slot(group, t) * 16
@@ -188,8 +203,17 @@ def ssd_scan(
         cute.arch.sync_threads()
         if count > 1:
             copy_tile(
-                shape, shared, thread, Int32(1), first, seqlen, has_starts,
-                (x_from, x_token), (b_from, b_token), decay_from, starts_from,
+                shape,
+                shared,
+                thread,
+                Int32(1),
+                first,
+                seqlen,
+                has_starts,
+                (x_from, x_token),
+                (b_from, b_token),
+                decay_from,
+                starts_from,
             )
         commit_copies()
         for i in cutlass.range(0, count, 1, unroll=1):
@@ -197,8 +221,17 @@ def ssd_scan(
             cute.arch.sync_threads()
             if i + 2 < count:
                 copy_tile(
-                    shape, shared, thread, i + 2, first, seqlen, has_starts,
-                    (x_from, x_token), (b_from, b_token), decay_from, starts_from,
+                    shape,
+                    shared,
+                    thread,
+                    i + 2,
+                    first,
+                    seqlen,
+                    has_starts,
+                    (x_from, x_token),
+                    (b_from, b_token),
+                    decay_from,
+                    starts_from,
                 )
             commit_copies()
             if wanted:
@@ -251,10 +284,22 @@ def ssd_scan(
                 add_dx(y, x_row, 8 * shape.x_row, d_row, element)
                 token = (first + i) * tile + local
                 if z.toint() != 0:
-                    gate(y, z_from + Int64(token) * (z_token * 2), z_token * 16, t,
-                         seqlen - token, element)
-                write_out(y, out_from + Int64(token) * (out_token * 2), out_token * 16, t,
-                          seqlen - token, element)
+                    gate(
+                        y,
+                        z_from + Int64(token) * (z_token * 2),
+                        z_token * 16,
+                        t,
+                        seqlen - token,
+                        element,
+                    )
+                write_out(
+                    y,
+                    out_from + Int64(token) * (out_token * 2),
+                    out_token * 16,
+                    t,
+                    seqlen - token,
+                    element,
+                )
                 row_block = next_block
     else:
         group, t = lane // 4, lane % 4
@@ -274,18 +319,39 @@ def ssd_scan(
         if initial.toint() != 0:
             load_state(s, initial.toint(), entry, initial_kind, column + 2 * t, dstate)
         x_lane = shared + (lane // 16 * 8 + lane % 8) * shape.x_row + lane // 8 % 2 * 16
-        b_lane = (
-            shared + shape.b_start + lane % 16 * shape.b_row + lane // 16 * 16 + column * 2
-        )
+        b_lane = shared + shape.b_start + lane % 16 * shape.b_row + lane // 16 * 16 + column * 2
         total = Float32(0.0)
         ended = Int32(0)
+        # The next sequence to end, and where; none if there are no more.
+        sequence = Int32(0)
+        next_end = Int32(NEVER)
+        if cutlass.const_expr(varlen):
+            upper = sequences
+            if first == 0:
+                upper = Int32(0)
+            while sequence < upper:
+                middle = (sequence + upper) // 2
+                if sequence_end(cu_seqlens, middle, sequences) <= first * tile:
+                    sequence = middle + 1
+                else:
+                    upper = middle
+            next_end = sequence_end(cu_seqlens, sequence, sequences)
         for i in cutlass.range(0, count, 1, unroll=1):
             wait_copies(0)
             cute.arch.sync_threads()
             if i + 1 < count:
                 copy_tile(
-                    shape, shared, thread, i + 1, first, seqlen, has_starts,
-                    (x_from, x_token), (b_from, b_token), decay_from, starts_from,
+                    shape,
+                    shared,
+                    thread,
+                    i + 1,
+                    first,
+                    seqlen,
+                    has_starts,
+                    (x_from, x_token),
+                    (b_from, b_token),
+                    decay_from,
+                    starts_from,
                 )
             commit_copies()
             decay_stage = shared + shape.decay_start + i % X_STAGES * (8 * tile)
@@ -297,14 +363,55 @@ def ssd_scan(
             if has_starts:
                 stage = shared + shape.starts_start + i % X_STAGES * (4 * tile)
                 start = Int32(load_shared(stage, 4 * tile - 4, count=1)[0])
+            x_stage = x_lane + i % X_STAGES * shape.x_stage
+            b_stage = b_lane + i % B_STAGES * shape.b_stage
+            token = (first + i) * tile
+            if cutlass.const_expr(varlen):
+                while next_end <= token + tile:
+                    begin = sequence_end(cu_seqlens, sequence - 1, sequences)
+                    local = next_end - 1 - token
+                    a_end = Float32(0.0)
+                    start_end = Int32(-1)
+                    if begin < next_end:
+                        a_end = load_floats(decay_stage + local * 8, 0, count=1)[0]
+                        if has_starts:
+                            stage = shared + shape.starts_start + i % X_STAGES * (4 * tile)
+                            start_end = Int32(load_shared(stage + local * 4, 0, count=1)[0])
+                    kept = (begin < next_end) & (start_end < 0) | (sequence == 0) & (next_end == 0)
+                    entry = (
+                        (Int64(sequence) * heads + head) * headdim + (channel + group)
+                    ) * dstate + (column + 2 * t)
+                    for m in cutlass.range_constexpr(m_tiles):
+                        at_end = cute.make_rmem_tensor((4, n_tiles, 1), Float32)
+                        take_row(at_end, s, m, kept, exp2(a_end))
+                        for block in cutlass.range(0, shape.row_blocks, 1, unroll=1):
+                            pairs = decay_stage + (block * 16 + 2 * t) * 8
+                            update(
+                                at_end,
+                                x_stage + block * (16 * shape.x_row) + 32 * m,
+                                b_stage + block * (16 * shape.b_row),
+                                load_floats(pairs, 0, count=4) + load_floats(pairs, 64, count=4),
+                                a_end,
+                                start_end - block * 16 - 2 * t,
+                                choose(begin < next_end, local, Int32(-1)) - block * 16 - 2 * t,
+                                shape,
+                                element,
+                            )
+                        store_row(
+                            at_end,
+                            end_states.toint() + (entry + 16 * m * dstate) * 2,
+                            column + 2 * t,
+                            dstate,
+                            element,
+                        )
+                    sequence = sequence + 1
+                    next_end = sequence_end(cu_seqlens, sequence, sequences)
             total += a_last
             if start >= 0:
                 # Not by a factor of 0: neither infinities nor NaN may cross.
                 s.fill(0.0)
                 ended = Int32(1)
             scale(s, exp2(a_last))
-            x_stage = x_lane + i % X_STAGES * shape.x_stage
-            b_stage = b_lane + i % B_STAGES * shape.b_stage
             for block in cutlass.range_constexpr(shape.row_blocks):
                 pairs = decay_stage + (block * 16 + 2 * t) * 8
                 update(
@@ -314,6 +421,7 @@ def ssd_scan(
                     load_floats(pairs, 0, count=4) + load_floats(pairs, 64, count=4),
                     a_last,
                     start - block * 16 - 2 * t,
+                    None,
                     shape,
                     element,
                 )
@@ -330,9 +438,7 @@ def ssd_scan(
             store_state(s, final.toint() + entry * 4, column + 2 * t, dstate)
         if (totals.toint() != 0) & (thread == THREADS - WARP) & (channel == 0):
             address = totals.toint() + ((Int64(this_batch) * segments + segment) * heads + head) * 4
-            store_words(
-                address, [bits(choose(ended == 0, exp2(total), Float32(0.0)))], True
-            )
+            store_words(address, [bits(choose(ended == 0, exp2(total), Float32(0.0)))], True)
 
 
 def slot(group, t):
@@ -487,7 +593,7 @@ def gate(y, address, eight_rows, t, left, element):
             for i, word in enumerate(words):
                 for j, value in enumerate(unpack(word, element)):
                     place = (2 * row + j, first + i)
-                    y[place] = y[place] * value / (1.0 + exp2(value * -LOG2_E))
+                    y[place] = y[place] * value * reciprocal(1.0 + exp2(value * -LOG2_E))
         address = address + eight_rows
 
 
@@ -589,13 +695,41 @@ def scale(s, factor):
                 s[i, n, m] = s[i, n, m] * factor
 
 
-def update(s, x_rows, b_rows, pairs, a_last, start, shape, element):
-    """Add 16 tokens to the state: x times B, weighted by step sizes and decays."""
+def sequence_end(cu_seqlens, sequence, sequences):
+    """Where a sequence ends; never, if it is past the last one."""
+    return load_number(
+        cu_seqlens.toint() + Int64(sequence + 1) * 4, sequence < sequences, Int32(NEVER)
+    )
+
+
+def take_row(target, s, m, kept, factor):
+    """Start 16 channels of another state from this one, times `factor`, or from zeros."""
+    for n in range(s.shape[1]):
+        for i in range(4):
+            target[i, n, 0] = choose(kept, s[i, n, m] * factor, Float32(0.0))
+
+
+def store_row(s, address, column, dstate, element):
+    """Store this lane's part of 16 channels of a state in 16 bits."""
+    for n in range(s.shape[1]):
+        for half in (0, 1):
+            word = pack(s[2 * half, n, 0], s[2 * half + 1, n, 0], element)
+            store_words(address, [word], column + 8 * n < dstate, 2 * (8 * half * dstate + 8 * n))
+
+
+def update(s, x_rows, b_rows, pairs, a_last, start, end, shape, element):
+    """Add 16 tokens to the state: x times B, weighted by step sizes and decays.
+
+    Only tokens from `start` to `end` (None: all) count, relative to this lane's first.
+    """
     _, n_tiles, m_tiles = s.shape
     factors = []
     for i, column in enumerate((0, 1, 8, 9)):
         value = exp2(a_last - pairs[2 * i]) * pairs[2 * i + 1]
-        factors.append(choose(column >= start, value, Float32(0.0)))
+        counted = column >= start
+        if end is not None:
+            counted = counted & (column <= end)
+        factors.append(choose(counted, value, Float32(0.0)))
     operands = []
     for first in range(0, n_tiles, 2):
         count = 4 if first + 1 < n_tiles else 2
@@ -604,9 +738,7 @@ def update(s, x_rows, b_rows, pairs, a_last, start, shape, element):
             scaled = []
             for half in (0, 1):
                 low, high = unpack(words[2 * (tile - first) + half], element)
-                scaled.append(
-                    pack(low * factors[2 * half], high * factors[2 * half + 1], element)
-                )
+                scaled.append(pack(low * factors[2 * half], high * factors[2 * half + 1], element))
             operands.append(scaled)
     for m in range(m_tiles):
         a = load_matrices(x_rows, 32 * m, transposed=True)

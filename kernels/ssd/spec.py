@@ -56,7 +56,7 @@ PREPARE = Declaration(
     budget=Budget(),
 )
 
-_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile")
+_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile", "varlen")
 _COLUMNS = "max(dstate, 32)"
 
 SCAN = Declaration(
@@ -74,8 +74,10 @@ SCAN = Declaration(
         _pointer("initial", "u8", 16),
         _pointer("final", "f32", 16),
         _pointer("totals", "f32", 4),
+        _pointer("cu_seqlens", "i32", 4),
+        _pointer("end_states", "dtype", 16),
         *_integers("batch", "seqlen", "tiles", "segments", "segment_tiles"),
-        *_integers("heads", "groups", "group_heads", "d_kind", "initial_kind"),
+        *_integers("heads", "groups", "group_heads", "d_kind", "initial_kind", "sequences"),
         *_strides(*_of("x", "batch", "token", "head")),
         *_strides(*_of("b", "batch", "token", "group"), *_of("c", "batch", "token", "group")),
         *_strides(*_of("z", "batch", "token", "head"), *_of("out", "batch", "token", "head")),
@@ -84,7 +86,7 @@ SCAN = Declaration(
         *_strides(*_of("final", "batch", "segment", "head")),
     ),
     choices=_SCAN_CHOICES,
-    selectors=("dtype", "headdim", "dstate"),
+    selectors=("dtype", "headdim", "dstate", "varlen"),
     block=(str(THREADS), "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
@@ -96,25 +98,65 @@ SCAN = Declaration(
 )
 # (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86.
 _CUTS = {
-    (64, 128): (64, 64),
+    **{(headdim, 16): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 32): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 64): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 128): (min(headdim, 64), 64) for headdim in (32, 64, 128)},
+    **{(headdim, 256): (32, 32) for headdim in (32, 64, 128)},
+    **{(80, dstate): (80, 64) for dstate in (16, 32, 64)},
+    (80, 128): (80, 32),
+    (80, 256): (16, 32),
+    **{(96, dstate): (96, 64) for dstate in (16, 32, 64)},
+    (96, 128): (48, 64),
+    (96, 256): (48, 32),
 }
+# Two blocks a multiprocessor where it has the shared memory, but for the larger states.
+_RESIDENT = f"2 - max(varlen, min(1, max(0, width * {_COLUMNS} - 8192)))"
 
 
-def _scan(dtype: str, headdim: int, dstate: int) -> Variant:
-    return dict(
-        zip(_SCAN_CHOICES, (dtype, headdim, dstate, *_CUTS[headdim, dstate]), strict=True)
-    )
+def _scan(dtype: str, headdim: int, dstate: int, varlen: int) -> Variant:
+    values = (dtype, headdim, dstate, *_CUTS[headdim, dstate], varlen)
+    return dict(zip(_SCAN_CHOICES, values, strict=True))
 
+
+PASS = Declaration(
+    name="ssd_pass",
+    parameters=(
+        _pointer("states", "f32", 16),
+        _pointer("totals", "f32", 4),
+        _pointer("initial", "u8", 16),
+        _pointer("final", "f32", 16),
+        *_integers("batch", "segments", "heads", "size", "initial_kind"),
+        *_strides(*_of("initial", "batch", "head")),
+    ),
+    choices=("threads",),
+    selectors=("threads",),
+    block=("threads", "1", "1"),
+    grid=("ceildiv(size, 4 * threads)", "heads", "batch"),
+    budget=Budget(),
+)
 
 SPECS = (
     KernelSpec(
         PREPARE,
-        product(dtype=["bf16", "f16"], dstate=[128], tile=[64]),
+        tuple(
+            {"dtype": dtype, "dstate": dstate, "tile": tile}
+            for dtype in ("bf16", "f16")
+            for dstate, tile in sorted({(pair[1], cut[1]) for pair, cut in _CUTS.items()})
+        ),
         "sonata_aot.kernels.ssd.prepare:ssd_prepare",
+        resident="1",
     ),
     KernelSpec(
         SCAN,
-        tuple(_scan(dtype, *pair) for dtype in ("bf16", "f16") for pair in _CUTS),
+        tuple(
+            _scan(dtype, *pair, varlen)
+            for dtype in ("bf16", "f16")
+            for pair in sorted(_CUTS)
+            for varlen in (0, 1)
+        ),
         "sonata_aot.kernels.ssd.scan:ssd_scan",
+        resident=_RESIDENT,
     ),
+    KernelSpec(PASS, product(threads=[256]), "sonata_aot.kernels.ssd.passing:ssd_pass"),
 )
