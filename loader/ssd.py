@@ -11,7 +11,8 @@ from torch import Tensor
 
 from . import runtime
 from .library import Table
-from .ssd_plan import Gpu, Plan, Planner
+from .ssd_occupancy import Gpu
+from .ssd_plan import Plan, Planner
 from .ssd_tensors import INPUTS, UNREADABLE, Options, check, describe, fail
 
 # Plans that are kept: one for each combination of layouts and options.
@@ -130,6 +131,8 @@ class ChunkScan:
         if plan.varlen is not None:
             results.append(varlen := x.new_empty(plan.varlen))
             varlen_address = varlen.data_ptr()
+            if plan.sets_ends:
+                _set_ends(varlen, initial_states)
         if plan.workspace:
             # Held until the launches are enqueued; whoever gets the memory then comes after them.
             workspace = x.new_empty((plan.workspace,), dtype=torch.uint8)
@@ -205,3 +208,10 @@ def _made_dense(
         assert tensor is not None, INPUTS[place]
         made[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
     return tuple(made)
+
+
+def _set_ends(varlen: Tensor, initial_states: Tensor | None) -> None:
+    """Set the states at the ends of sequences without any token."""
+    varlen.zero_()
+    if initial_states is not None and varlen.shape[0]:
+        varlen[0].copy_(initial_states[0])

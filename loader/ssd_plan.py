@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..artifacts.errors import VariantMissing
-from ..artifacts.manifest import Binary
 from .library import Loaded, Table
 from .ssd_launches import Address, Launches, Value, Workspace
+from .ssd_occupancy import Gpu, choose_segments
 from .ssd_tensors import INPUTS, Call, Layout
 
 if TYPE_CHECKING:
@@ -25,64 +25,14 @@ OPERANDS = len(INPUTS) + 4
 COPY, PREPARE, PASS, SCAN = "ssd_copy", "ssd_prepare", "ssd_pass", "ssd_scan"
 KERNELS = (COPY, PREPARE, PASS, SCAN)
 
-# A share of the GPU from which on it counts as full.
-FULL = 0.75
-# Fewest tiles of a segment.
-LEAST_TILES = 4
-# What the pass that makes the states of segments costs, as a share of the scan itself.
-STATES_COST = 0.45
-# What two more launches cost, in tiles of one block.
-LAUNCHES_COST = 4.0
-_REGISTERS = 65536
-# Shared memory that the driver keeps of each block's.
-_RESERVED = 1024
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """What decides how many blocks run at once; `shared_bytes` is the most that a block gets."""
-
-    multiprocessors: int
-    shared_bytes: int
-
-    def places(self, binary: Binary) -> int:
-        """Blocks that run at once, as far as shared memory and registers let them."""
-        shared = binary.shared_bytes + binary.static_shared_bytes + _RESERVED
-        threads = binary.block[0] * binary.block[1] * binary.block[2]
-        registers = threads * (binary.registers + -binary.registers % 8)
-        fitting = min((self.shared_bytes + _RESERVED) // shared, _REGISTERS // registers)
-        return self.multiprocessors * max(1, fitting)
-
-
-def cost(blocks: int, tiles: int, places: int, segments: int = 1) -> float:
-    """Model of the time of a scan, in tiles: how many a block goes through, times the waves."""
-    waves = -(-blocks * segments // places)
-    through = waves * -(-tiles // segments)
-    return through if segments == 1 else (1 + STATES_COST) * through + LAUNCHES_COST
-
-
-def choose_segments(blocks: int, tiles: int, places: int) -> int:
-    """How many segments the sequence of each of `blocks` blocks is cut into.
-
-    One where the blocks fill the `places` of the GPU; else as many as fill it once, each of at
-    least `LEAST_TILES` tiles, if by `cost` that is faster. None is empty.
-    """
-    if blocks < 1 or blocks >= FULL * places:
-        return 1
-    most = min(places // blocks, tiles // LEAST_TILES)
-    if most < 2:
-        return 1
-    segment_tiles = -(-tiles // most)
-    segments = -(-tiles // segment_tiles)
-    return segments if cost(blocks, tiles, places, segments) < cost(blocks, tiles, places) else 1
-
 
 @dataclass(frozen=True)
 class Plan:
     """What a call does, given addresses of its inputs and of what it allocates.
 
     Shapes are None for what is not allocated; `workspace` is a size in bytes. `dense` are places in
-    `INPUTS` of tensors that torch copies first, since kernels read them as contiguous ones.
+    `INPUTS` of tensors that torch copies first, since kernels read them as contiguous ones. Without
+    tokens no kernel writes the varlen states: `sets_ends` says that they remain to be set.
     """
 
     device: int
@@ -91,6 +41,7 @@ class Plan:
     varlen: tuple[int, ...] | None
     workspace: int
     dense: tuple[int, ...]
+    sets_ends: bool
     sequence: Sequence
 
 
@@ -113,22 +64,19 @@ class Planner:
         """
         return _Planning(self, call).plan()
 
-    def pick(self, kernel: str, call: Call, **wanted: int | str) -> list[Loaded]:
-        """The binaries of a kernel for a call's dtype and device that have these choices.
+    def pick(self, kernel: str, call: Call, **wanted: int | str) -> Loaded:
+        """The binary of a kernel for a call's dtype and device that has these choices.
 
         Raises:
             VariantMissing: there is none.
         """
-        found = []
         table = self._tables.get(kernel)
         for (device, *_), loaded in table.all().items() if table is not None else ():
             variant = loaded.binary.variant
             same = device == call.device and variant.get("dtype", call.dtype) == call.dtype
             if same and wanted.items() <= variant.items():
-                found.append(loaded)
-        if not found:
-            raise self._missing(kernel, call, wanted)
-        return found
+                return loaded
+        raise self._missing(kernel, call, wanted)
 
     def _missing(self, kernel: str, call: Call, wanted: Mapping[str, int | str]) -> VariantMissing:
         table = self._tables.get(SCAN)
@@ -185,6 +133,7 @@ class _Planning:
             varlen=(call.sequences, *state) if options.varlen_states else None,
             workspace=self._workspace.size,
             dense=tuple(self._dense),
+            sets_ends=options.varlen_states and call.seqlen == 0,
             sequence=self._launches.sequence(OPERANDS),
         )
 
@@ -192,12 +141,12 @@ class _Planning:
         call, options = self._call, self._call.options
         # Also where nothing is to do: what a call needs does not depend on how long it is.
         sizes = {"headdim": call.headdim, "dstate": call.dstate}
-        scan = self._planner.pick(SCAN, call, **sizes)[0]
+        wants_ends = int(options.varlen_states and call.sequences > 0)
+        scan = self._planner.pick(SCAN, call, **sizes, varlen=wants_ends)
         variant = scan.binary.variant
         tile = int(variant["tile"])
-        prepare = self._planner.pick(PREPARE, call, dstate=call.dstate, tile=tile)[0]
-        wants_states = options.final_states or (options.varlen_states and call.sequences > 0)
-        if call.seqlen == 0 and not wants_states:
+        prepare = self._planner.pick(PREPARE, call, dstate=call.dstate, tile=tile)
+        if call.seqlen == 0 and not options.final_states:
             return
         tiles = -(-call.seqlen // tile)
         slices = call.headdim // int(variant["width"])
@@ -207,15 +156,16 @@ class _Planning:
             segments = self._planner.segments(call.batch * call.heads * slices, tiles, places)
         self._add_copies()
         prepared = self._add_prepare(prepare, tile, tiles)
-        values = self._scan_values(scan, prepared, tiles)
+        values = self._scan_values(prepared, tiles)
         if segments > 1:
-            values = self._add_segments(scan, values, tiles, segments)
+            states_only = self._planner.pick(SCAN, call, **sizes, varlen=0)
+            values = self._add_segments(states_only, values, tiles, segments)
+        size = call.headdim * call.dstate
         if options.final_states:
-            size = call.headdim * call.dstate
             values |= {"final": Address(FINAL), "final_segment": -1}
             values |= {"final_batch": call.heads * size, "final_head": size}
-        if options.varlen_states and call.sequences > 0:
-            values |= {"cu_seqlens": self._places["cu_seqlens"], "varlen": Address(VARLEN)}
+        if wants_ends:
+            values |= {"cu_seqlens": self._places["cu_seqlens"], "end_states": Address(VARLEN)}
             values |= {"sequences": call.sequences}
         self._launches.add(scan, values)
 
@@ -245,7 +195,7 @@ class _Planning:
         values: dict[str, Value] = {"source": self._places[name], "target": target}
         values |= {"batch": batch, "seqlen": seqlen, "rows": rows, "columns": columns}
         values |= _strides("source", ("batch", "token", "row", "column"), layout.steps)
-        self._launches.add(self._planner.pick(COPY, self._call)[0], values)
+        self._launches.add(self._planner.pick(COPY, self._call), values)
         self._places[name] = target
         self._steps[name] = _dense_steps(layout.shape)
 
@@ -290,9 +240,7 @@ class _Planning:
         self._launches.add(prepare, values)
         return made
 
-    def _scan_values(
-        self, scan: Loaded, prepared: dict[str, Value], tiles: int
-    ) -> dict[str, Value]:
+    def _scan_values(self, prepared: dict[str, Value], tiles: int) -> dict[str, Value]:
         """What a scan in one segment takes, without states to return."""
         call = self._call
         size = call.headdim * call.dstate
@@ -331,9 +279,7 @@ class _Planning:
         values |= _strides("initial", ("batch", "head"), initial)
         values["initial_segment"] = 0
         values |= {"final_batch": 0, "final_segment": 0, "final_head": size}
-        # Parameters of states within the sequence, where the artifacts' kernel has them.
-        declared = {parameter.name for parameter in scan.declaration.parameters}
-        values |= {name: 0 for name in ("cu_seqlens", "sequences", "varlen") if name in declared}
+        values |= {"cu_seqlens": 0, "end_states": 0, "sequences": 0}
         return values
 
     def _add_segments(
@@ -352,11 +298,12 @@ class _Planning:
         alone |= {"final_batch": batch, "final_segment": segment, "final_head": head}
         self._launches.add(scan, {**values, **cut, **alone})
         self._launches.add(
-            self._planner.pick(PASS, call)[0],
+            self._planner.pick(PASS, call),
             {
                 "states": states,
                 "totals": totals,
                 "initial": values["initial"],
+                "final": 0,
                 "batch": call.batch,
                 "segments": segments,
                 "heads": call.heads,
