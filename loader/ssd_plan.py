@@ -51,9 +51,9 @@ class Planner:
     def __init__(self, tables: Mapping[str, Table], gpu: Callable[[int], Gpu]) -> None:
         """`tables` by kernel; `gpu` says what a device is."""
         self._tables = tables
-        self._gpu = gpu
+        self.gpu = gpu
         # How many segments, in place of `choose_segments`: for tests and measurements.
-        self.segments: Callable[[int, int, int], int] = choose_segments
+        self.segments: Callable[[int, int, int, int], int] = choose_segments
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call.
@@ -97,10 +97,6 @@ class Planner:
             + " --kernel ".join(KERNELS)
             + "`, with the architectures and kernels that are wanted besides",
         )
-
-    def places(self, loaded: Loaded, device: int) -> int:
-        """Blocks of a binary that a device runs at once."""
-        return self._gpu(device).places(loaded.binary)
 
 
 class _Planning:
@@ -152,8 +148,13 @@ class _Planning:
         slices = call.headdim // int(variant["width"])
         segments = 1
         if tiles > 1:
-            places = self._planner.places(scan, call.device)
-            segments = self._planner.segments(call.batch * call.heads * slices, tiles, places)
+            gpu = self._planner.gpu(call.device)
+            segments = self._planner.segments(
+                call.batch * call.heads * slices,
+                tiles,
+                gpu.multiprocessors,
+                gpu.resident(scan.binary),
+            )
         self._add_copies()
         prepared = self._add_prepare(prepare, tile, tiles)
         values = self._scan_values(prepared, tiles)
