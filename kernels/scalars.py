@@ -66,6 +66,25 @@ def load_words(address, wanted, offset=0):
     )
 
 
+def reload_words(words, address, wanted, offset=0):
+    """Four words, loaded anew from `address` plus a constant where `wanted` holds."""
+    kept = "".join(f"mov.b32 {{$w{i}}}, {{$r{i + 2}}}; " for i in range(4))
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; " + kept + "@p ld.global.v4.b32 "
+        f"{{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}]; }}",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address, Int32(wanted), *words],
+    )
+
+
+def prefetch(address, wanted):
+    """Ask the L2 for the 128 bytes around an address where `wanted` holds."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; @p prefetch.global.L2 [{$r0}]; }",
+        read_only_args=[address, Int32(wanted)],
+    )
+
+
 def store_words(address, words, wanted, offset=0):
     """Store 1, 2 or 4 words at `address` plus a constant, where `wanted` holds."""
     names = [f"{{$r{i + 2}}}" for i in range(len(words))]

@@ -78,15 +78,21 @@ def store_shared(address, words, offset=0):
     )
 
 
-def copy_async(shared, address, size, wanted):
-    """Where `wanted`, start copying 16 bytes to shared memory; only the first `size` are read.
+def copy_async(shared, address, size, wanted, offset=0):
+    """Where `wanted`, start copying 16 bytes to shared memory, at `shared` plus a constant.
 
-    The rest is zero; with a size of 0 the address may be any. Both addresses are aligned to 16
-    bytes.
+    Only the first `size` are read and the rest is zero; with a size of 0 the address may be any.
+    Both addresses are aligned to 16 bytes.
     """
+    if wanted is True:
+        cute.arch.inline_ptx(
+            f"cp.async.cg.shared.global [{{$r0}}+{offset}], [{{$r1}}], 16, {{$r2}};",
+            read_only_args=[shared, address, size],
+        )
+        return
     cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r3}, 0; "
-        "@p cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2}; }",
+        f"@p cp.async.cg.shared.global [{{$r0}}+{offset}], [{{$r1}}], 16, {{$r2}}; }}",
         read_only_args=[shared, address, size, Int32(wanted)],
     )
 
@@ -134,4 +140,13 @@ def reciprocal(value):
     """1 over an fp32 number, to 1 ulp; 0 of infinities."""
     return cute.arch.inline_ptx(
         "rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )
+
+
+def transpose_matrix(word):
+    """Transpose an 8x8 matrix of 16-bit elements, of which lane (group, t) has row `group`."""
+    return cute.arch.inline_ptx(
+        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
+        write_only_types=[Uint32],
+        read_only_args=[word],
     )

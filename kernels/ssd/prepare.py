@@ -12,7 +12,8 @@ side by side, other strides count elements:
 Made are, with the sums of C Bᵀ and of decays in fp32:
 
 - ``cb``      ``(batch, tiles, groups, triangle, 2, 32, 4)``: of C Bᵀ within a tile the 16x16 blocks
-  on and below the diagonal, row by row, in the layout of a matrix instruction's first operand;
+  on and below the diagonal, row by row. Of rows g and, in the other half, 8 + g of a block lane
+  4g + t has columns 2t, 2t + 1, 2t + 8 and 2t + 9;
 - ``decay``   ``(batch, heads, tiles, tile, 2)``: a token's decay since the tile's start, as the sum
   of log2(e) dt A over the tokens up to it, and its step size dt after bias, softplus and limits;
 - ``starts``  ``(batch, tiles, tile)`` i32, where there is ``seq_idx``: the token of the tile with
@@ -102,7 +103,6 @@ def ssd_prepare(
         )
         block = ((Int64(place) * groups + role) * triangle + warp) * (2 * WARP)
         address = cb.toint() + (block + lane) * 16
-        # The halves of the block, of 8 columns each: rows g and g + 8 of both.
         store_words(address, sums[0], True)
         store_words(address, sums[1], True, 16 * WARP)
     else:
@@ -147,7 +147,7 @@ def rows_of(tensor, batch, group, row, t, strides):
 
 
 def products(c_rows, c_token, b_rows, b_token, c_left, b_left, t, dstate, element):
-    """A 16x16 block of C Bᵀ: two lists of four sums, for its halves of 8 columns.
+    """A 16x16 block of C Bᵀ: four sums each of rows g and g + 8, as `cb` has them.
 
     The order of dstate is free, as long as both operands have the same: so a lane's 16 bytes of a
     row serve as its pairs in two instructions.
@@ -168,7 +168,7 @@ def products(c_rows, c_token, b_rows, b_token, c_left, b_left, t, dstate, elemen
             for half in (0, 1):
                 words = b_words[half][pair : pair + 2]
                 sums[half] = list(mma(a, words, sums[half], element))
-    return [[bits(value) for value in half] for half in sums]
+    return [[bits(half[2 * row + i]) for half in sums for i in (0, 1)] for row in (0, 1)]
 
 
 def sequences(seq_idx, batch, token, inside, strides):

@@ -46,14 +46,14 @@ class Shape:
         return self.columns // 32
 
     @property
-    def parts(self):
-        """Scan warps that share a block of 16 tokens, each with its part of the channels."""
-        return SCAN_WARPS // self.row_blocks
+    def halves(self):
+        """Runs of 8 tokens of one output warp."""
+        return self.tile // (8 * SCAN_WARPS)
 
     @property
-    def channels(self):
-        """Channels of one scan warp."""
-        return self.width // self.parts
+    def channel_tiles(self):
+        """Runs of 16 channels of a block."""
+        return self.width // 16
 
     @property
     def state_columns(self):
@@ -114,3 +114,11 @@ class Shape:
     def shared_bytes(self):
         """All of it."""
         return self.d_start + 4 * self.width
+
+
+def slot(group, t):
+    """Where, among a warp's 32 runs of 16 bytes of the state, lane (group, t) has its own.
+
+    The turn spreads what lanes of eight groups write over all banks.
+    """
+    return group * 4 + (t ^ (group // 2))

@@ -56,7 +56,7 @@ PREPARE = Declaration(
     budget=Budget(),
 )
 
-_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile", "varlen")
+_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile", "packed")
 _COLUMNS = "max(dstate, 32)"
 
 SCAN = Declaration(
@@ -86,7 +86,7 @@ SCAN = Declaration(
         *_strides(*_of("final", "batch", "segment", "head")),
     ),
     choices=_SCAN_CHOICES,
-    selectors=("dtype", "headdim", "dstate", "varlen"),
+    selectors=("dtype", "headdim", "dstate", "packed"),
     block=(str(THREADS), "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
@@ -111,11 +111,11 @@ _CUTS = {
     (96, 256): (48, 32),
 }
 # Two blocks a multiprocessor where it has the shared memory, but for the larger states.
-_RESIDENT = f"2 - max(varlen, min(1, max(0, width * {_COLUMNS} - 8192)))"
+_RESIDENT = f"2 - max(packed, min(1, max(0, width * {_COLUMNS} - 8192)))"
 
 
-def _scan(dtype: str, headdim: int, dstate: int, varlen: int) -> Variant:
-    values = (dtype, headdim, dstate, *_CUTS[headdim, dstate], varlen)
+def _scan(dtype: str, headdim: int, dstate: int, packed: int) -> Variant:
+    values = (dtype, headdim, dstate, *_CUTS[headdim, dstate], packed)
     return dict(zip(_SCAN_CHOICES, values, strict=True))
 
 
@@ -150,10 +150,10 @@ SPECS = (
     KernelSpec(
         SCAN,
         tuple(
-            _scan(dtype, *pair, varlen)
+            _scan(dtype, *pair, packed)
             for dtype in ("bf16", "f16")
             for pair in sorted(_CUTS)
-            for varlen in (0, 1)
+            for packed in (0, 1)
         ),
         "sonata_aot.kernels.ssd.scan:ssd_scan",
         resident=_RESIDENT,

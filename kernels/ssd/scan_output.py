@@ -1,0 +1,248 @@
+"""What the warps do that own tokens in the one-pass scan: products with C, x and z, and out.
+
+They compute the transpose, channels by tokens: so the state and x, which are first operands then,
+come out of shared memory in the registers that the matrix instruction wants, and a row of C out of
+one load of global memory. `y` has shape (4, halves, tiles of 16 channels), where a half is 8
+tokens; a warp has two of them, or one.
+"""
+
+# The DSL ships no types, and its `.pth` file hides it from type checkers.
+# pyright: reportMissingImports=false
+
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from ..scalars import reload_words, store_words
+from ..tensor_core import (
+    exp2,
+    load_floats,
+    load_matrices,
+    load_shared,
+    mma,
+    pack,
+    reciprocal,
+    transpose_matrix,
+    unpack,
+)
+from .prepare import LOG2_E, choose
+from .shape import WARP
+
+BLOCK = 1024
+"""Bytes of a block of C Bᵀ."""
+
+
+def triangle_of(row_block):
+    """Bytes before the first block of C Bᵀ of a row of blocks."""
+    return Int64(row_block * (row_block + 1) // 2) * BLOCK
+
+
+def load_c(cs, run, address, eight_rows, left, t, shape, wanted):
+    """Load 16 bytes of a run of 32 of dstate, of each half's row; other rows stay as they are."""
+    for half in range(shape.halves):
+        inside = wanted & (left > 8 * half)
+        if shape.dstate < 32 * (run + 1):
+            inside = inside & (t < (shape.dstate - 32 * run) // 8)
+        words = [cs[i, half, run] for i in range(4)]
+        for i, word in enumerate(reload_words(words, address, inside, 64 * run)):
+            cs[i, half, run] = word
+        address = address + eight_rows
+
+
+def load_block(cs, place, address, wanted, shape):
+    """Load this lane's numbers of a block of C Bᵀ, four of each half's row."""
+    for half in range(shape.halves):
+        words = [cs[i, half, place] for i in range(4)]
+        for i, word in enumerate(reload_words(words, address, wanted, half * (16 * WARP))):
+            cs[i, half, place] = word
+
+
+def multiply_state(y, cs, run, s_lanes, stage, shape, element):
+    """Add the state times a run of 32 of dstate of C."""
+    for pair in (0, 1):
+        for m in range(shape.channel_tiles):
+            a = load_shared(
+                s_lanes[pair] + stage, ((2 * run + pair) * shape.channel_tiles + m) * (16 * WARP)
+            )
+            for half in range(shape.halves):
+                b = [cs[2 * pair + i, half, run] for i in (0, 1)]
+                add_product(y, a, b, half, m, element)
+
+
+def add_product(y, a, b, half, m, element):
+    """Add a product of fragments to 16 channels of 8 tokens."""
+    total = mma(a, b, [y[i, half, m] for i in range(4)], element)
+    for i in range(4):
+        y[i, half, m] = total[i]
+
+
+def scale_tokens(y, factors):
+    """Multiply tokens 2t and 2t + 1 of each half."""
+    _, halves, tiles = y.shape
+    for m in range(tiles):
+        for half in range(halves):
+            for i in range(4):
+                y[i, half, m] = y[i, half, m] * factors[2 * half + i % 2]
+
+
+def own_decays(place, shape):
+    """The decay up to each half's token."""
+    return [load_floats(place, 64 * half, count=1)[0] for half in range(shape.halves)]
+
+
+def own_starts(place, packed, has_starts, shape):
+    """Where the sequence of each half's token starts in the tile; None in a variant without."""
+    if not packed:
+        return None
+    return [start_at(place, 32 * half, has_starts) for half in range(shape.halves)]
+
+
+def carried(pairs, starts, packed, has_starts, shape):
+    """What is left of the state before the tile at tokens 2t and 2t + 1 of each half."""
+    factors = []
+    for half in range(shape.halves):
+        values = load_floats(pairs, 64 * half, count=4)
+        for i in (0, 1):
+            factor = exp2(values[2 * i])
+            if packed:
+                start = start_at(starts, 32 * half + 4 * i, has_starts)
+                factor = choose(start < 0, factor, Float32(0.0))
+            factors.append(factor)
+    return factors
+
+
+def weights_before(cbs, place, pairs, reference, decays, element):
+    """A block of C Bᵀ before its row's own one, with decays and step sizes, as second operand.
+
+    Decays are factored at the token before the row's block, whose sum is `reference`: both factors
+    are at most 1, so neither overflows. `pairs`: (decay, step size) of the columns 2t, 2t + 1,
+    2t + 8, 2t + 9.
+    """
+    factors = [exp2(reference - pairs[2 * i]) * pairs[2 * i + 1] for i in range(4)]
+    operands = []
+    for half, decay in enumerate(decays):
+        own = exp2(decay - reference)
+        values = [cbs[i, half, place].bitcast(Float32) * factors[i] * own for i in range(4)]
+        operands.append([pack(*values[:2], element), pack(*values[2:], element)])
+    return operands
+
+
+def weights(cbs, place, pairs, decays, distance, begins, first, element):
+    """A block of C Bᵀ with decays and step sizes, masked, as second operand.
+
+    `pairs` as in `weights_before`. `distance`: how far the first half's token is from column 2t,
+    which is token `first` of the tile; `begins`: of `own_starts`.
+    """
+    operands = []
+    for half, decay in enumerate(decays):
+        values = []
+        for i, column in enumerate((0, 1, 8, 9)):
+            number = cbs[i, half, place].bitcast(Float32)
+            value = number * pairs[2 * i + 1] * exp2(decay - pairs[2 * i])
+            kept = column <= distance + 8 * half
+            if begins is not None:
+                kept = kept & (first + column >= begins[half])
+            values.append(choose(kept, value, Float32(0.0)))
+        operands.append([pack(*values[:2], element), pack(*values[2:], element)])
+    return operands
+
+
+def multiply_x(y, x_rows, operands, element):
+    """Add 16 tokens of x times a block of weights; gives x, as first operand."""
+    found = []
+    for m in range(y.shape[2]):
+        a = load_matrices(x_rows, 32 * m, transposed=True)
+        for half, b in enumerate(operands):
+            add_product(y, a, b, half, m, element)
+        found.append(a)
+    return found
+
+
+def add_dx(y, xs, d_column, first, element):
+    """Add D x, in fp32: of x as first operand, from its half `first` on."""
+    _, halves, tiles = y.shape
+    for m in range(tiles):
+        for row in (0, 1):
+            (factor,) = load_floats(d_column, 64 * m + 32 * row, count=1)
+            for half in range(halves):
+                word = xs[m][2 * half + row]
+                if halves == 1:
+                    word = choose(first == 0, word, xs[m][2 + row])
+                for i, value in enumerate(unpack(word, element)):
+                    y[2 * row + i, half, m] = y[2 * row + i, half, m] + factor * value
+
+
+def gate(y, address, eight_rows, t, left, element):
+    """Multiply by silu(z)."""
+    _, halves, tiles = y.shape
+    for half in range(halves):
+        for first, words in read_row(2 * tiles, address, t, left > 8 * half):
+            for i, word in enumerate(words):
+                m, row = (first + i) // 2, (first + i) % 2
+                for j, value in enumerate(unpack(transpose_matrix(word), element)):
+                    place = (2 * row + j, half, m)
+                    y[place] = y[place] * value * reciprocal(1.0 + exp2(value * -LOG2_E))
+        address = address + eight_rows
+
+
+def read_row(tiles, address, t, known):
+    """A row of as many tiles of 8 channels, as words of 2t and 2t + 1 in each: (tile, words)."""
+    zeros = [Uint32(0)] * 4
+    for first in range(0, tiles, 4):
+        if tiles - first >= 4:
+            words = reload_words(zeros, address + Int64(t) * 16, known, 16 * first)
+            yield first, exchange(list(words), t)
+        else:
+            for tile in range(first, tiles):
+                yield tile, [load_word(address + Int64(t) * 4 + 16 * tile, known)]
+
+
+def write_out(y, address, eight_rows, t, left, element):
+    """Round and store the row of each half's token, 16 bytes a lane."""
+    _, halves, tiles = y.shape
+    for half in range(halves):
+        known = left > 8 * half
+        words = [
+            transpose_matrix(pack(y[2 * row, half, m], y[2 * row + 1, half, m], element))
+            for m in range(tiles)
+            for row in (0, 1)
+        ]
+        for first in range(0, 2 * tiles, 4):
+            if 2 * tiles - first >= 4:
+                four = exchange(words[first : first + 4], t)
+                store_words(address + Int64(t) * 16, four, known, 16 * first)
+            else:
+                for tile in range(first, 2 * tiles):
+                    store_words(address + Int64(t) * 4, [words[tile]], known, 16 * tile)
+        address = address + eight_rows
+
+
+def load_word(address, wanted):
+    """Load a word; zero unless `wanted`."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; "
+        "@p ld.global.b32 {$w0}, [{$r0}]; }",
+        write_only_types=[Uint32],
+        read_only_args=[address, Int32(wanted)],
+    )
+
+
+def start_at(place, offset, has_starts):
+    """Where a token's sequence starts in the tile; before it, if there are no sequences."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, -1; "
+        f"@p ld.shared.b32 {{$w0}}, [{{$r0}}+{offset}]; }}",
+        write_only_types=[Int32],
+        read_only_args=[place, Int32(has_starts)],
+    )
+
+
+def exchange(words, t):
+    """Turn word i of lane t into word t of lane i, among the four lanes of a group."""
+    for distance in (1, 2):
+        upper = (t & distance) != 0
+        for low in (0, 1) if distance == 2 else (0, 2):
+            high = low + distance
+            sent = choose(upper, words[low], words[high])
+            got = cute.arch.shuffle_sync_bfly(sent, distance)
+            words[low] = choose(upper, got, words[low])
+            words[high] = choose(upper, words[high], got)
+    return words
