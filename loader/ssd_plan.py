@@ -137,8 +137,9 @@ class _Planning:
         call, options = self._call, self._call.options
         # Also where nothing is to do: what a call needs does not depend on how long it is.
         sizes = {"headdim": call.headdim, "dstate": call.dstate}
-        wants_ends = int(options.varlen_states and call.sequences > 0)
-        scan = self._planner.pick(SCAN, call, **sizes, varlen=wants_ends)
+        wants_ends = options.varlen_states and call.sequences > 0
+        has_index = "seq_idx" in call.layouts
+        scan = self._planner.pick(SCAN, call, **sizes, packed=int(wants_ends or has_index))
         variant = scan.binary.variant
         tile = int(variant["tile"])
         prepare = self._planner.pick(PREPARE, call, dstate=call.dstate, tile=tile)
@@ -159,7 +160,7 @@ class _Planning:
         prepared = self._add_prepare(prepare, tile, tiles)
         values = self._scan_values(prepared, tiles)
         if segments > 1:
-            states_only = self._planner.pick(SCAN, call, **sizes, varlen=0)
+            states_only = self._planner.pick(SCAN, call, **sizes, packed=int(has_index))
             values = self._add_segments(states_only, values, tiles, segments)
         size = call.headdim * call.dstate
         if options.final_states:

@@ -87,7 +87,7 @@ def test_every_parameter_of_the_plainest_call(call, artifacts):
         **steps("seq", "batch token", (0, 0)),
     }
     assert (scan["kernel"], scan["grid"]) == ("ssd_scan", [8, 1, 1])
-    assert scan["variant"]["varlen"] == 0
+    assert scan["variant"]["packed"] == 0
     of_x = (128 * 256, 256, 64)
     assert scan["params"] == {
         "x": PLACES["x"],
@@ -308,7 +308,7 @@ def test_states_at_the_ends_of_sequences(call, artifacts):
         "y = call('seq_idx cu_seqlens', dict(b=1), return_varlen_states=True)\n"
         "z = call('seq_idx cu_seqlens', dict(b=1), return_varlen_states=True,"
         " return_final_states=True)\n"
-        "call('seq_idx cu_seqlens', dict(b=1))\n"
+        "call('seq_idx cu_seqlens', dict(b=1)); call('cu_seqlens', dict(b=1))\n"
         "say([results(y), results(z)])"
     )
     first, second = outcome.value
@@ -319,12 +319,12 @@ def test_states_at_the_ends_of_sequences(call, artifacts):
     ]
     found = launches(outcome, artifacts)
     for scan, returned in ((found[1], first), (found[3], second)):
-        assert scan["variant"]["varlen"] == 1
+        assert scan["variant"]["packed"] == 1
         wanted = {"cu_seqlens": PLACES["cu_seqlens"], "sequences": 2, "end_states": returned[-1][2]}
         assert {name: scan["params"][name] for name in wanted} == wanted
     assert found[3]["params"]["final"] == second[1][2]
-    # Bounds alone ask for nothing.
-    assert found[5]["variant"]["varlen"] == 0
+    # Bounds alone ask for nothing, and an index for another binary.
+    assert [each["variant"]["packed"] for each in found[5::2]] == [1, 0]
     assert (found[5]["params"]["cu_seqlens"], found[5]["params"]["sequences"]) == (0, 0)
 
 

@@ -72,7 +72,7 @@ def test_residency_follows_shared_memory_and_registers(build_cases):
         [
             ("sm90", "ssd_scan", variant)
             for variant in variants("ssd_scan")
-            if (variant["headdim"], variant["dstate"], variant["varlen"]) == (64, 128, 0)
+            if (variant["headdim"], variant["dstate"], variant["packed"]) == (64, 128, 0)
         ],
     )
     (binary, *_) = open_artifacts(artifacts).manifest.binaries
