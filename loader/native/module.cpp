@@ -135,27 +135,45 @@ void py_launch(const Kernel &kernel, nb::handle grid, nb::handle block, nb::hand
   kernel.launch(grid_dim, block_dim, handle, data, size, programmatic);
 }
 
+// A tuple of so many items. Raises TypeError, saying what it should be.
+nb::tuple tuple_of(nb::handle item, Py_ssize_t size, const char *what) {
+  if (!PyTuple_Check(item.ptr()) || (size >= 0 && PyTuple_Size(item.ptr()) != size)) {
+    throw nb::type_error(what);
+  }
+  return nb::borrow<nb::tuple>(item);
+}
+
 std::vector<Patch> parse_patches(nb::handle patches) {
+  constexpr const char *kWhat = "patches must be a tuple of tuples (offset, operand, added)";
   std::vector<Patch> parsed;
-  for (nb::handle item : nb::cast<nb::tuple>(patches)) {
-    const nb::tuple patch = nb::cast<nb::tuple>(item);
+  for (nb::handle item : tuple_of(patches, -1, kWhat)) {
+    const nb::tuple patch = tuple_of(item, 3, kWhat);
     parsed.push_back({nb::cast<std::size_t>(patch[0]), nb::cast<std::size_t>(patch[1]),
                       nb::cast<std::uint64_t>(patch[2])});
   }
   return parsed;
 }
 
+Launch parse_launch(nb::handle item) {
+  const nb::tuple launch = tuple_of(
+      item, 6, "a launch must be a tuple (kernel, grid, block, params, patches, programmatic)");
+  const Kernel &kernel = nb::cast<const Kernel &>(launch[0]);
+  const nb::bytes params = nb::cast<nb::bytes>(launch[3]);
+  check_params(kernel, params.size());
+  return {kernel,
+          parse_grid(kernel, launch[1]),
+          parse_block(kernel, launch[2]),
+          nb::cast<bool>(launch[5]),
+          std::vector<char>(params.c_str(), params.c_str() + params.size()),
+          parse_patches(launch[4])};
+}
+
 void py_sequence(Sequence *self, const nb::list &launches, std::size_t operands) {
   std::vector<Launch> parsed;
-  for (nb::handle item : launches) {
-    const nb::tuple launch = nb::cast<nb::tuple>(item);
-    const Kernel &kernel = nb::cast<const Kernel &>(launch[0]);
-    const nb::bytes params = nb::cast<nb::bytes>(launch[3]);
-    check_params(kernel, params.size());
-    parsed.push_back({kernel, parse_grid(kernel, launch[1]), parse_block(kernel, launch[2]),
-                      nb::cast<bool>(launch[5]),
-                      std::vector<char>(params.c_str(), params.c_str() + params.size()),
-                      parse_patches(launch[4])});
+  try {
+    for (nb::handle item : launches) parsed.push_back(parse_launch(item));
+  } catch (const nb::cast_error &) {
+    throw nb::type_error("a launch has an item of the wrong type");
   }
   new (self) Sequence(std::move(parsed), operands);
 }

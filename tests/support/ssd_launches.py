@@ -71,7 +71,7 @@ def variants(kernel: str) -> list[Variant]:
     return [variant for variant in builtin()[kernel].variants if wanted(variant)]
 
 
-def cases(archs: Iterable[str] = ("sm86", "sm90")) -> list[tuple[str, str, Variant]]:
+def cases(archs: Iterable[str] = ("sm90",)) -> list[tuple[str, str, Variant]]:
     """What `build_cases` builds for tests of the loader."""
     return [
         (a, kernel, variant) for a in archs for kernel in KERNELS for variant in variants(kernel)
