@@ -57,11 +57,27 @@ def load_number(address, wanted, otherwise):
 
 def load_words(address, wanted, offset=0):
     """Load 16 bytes at `address` plus a constant as four words; zeros unless `wanted`."""
+    if wanted is True:
+        return cute.arch.inline_ptx(
+            f"ld.global.v4.b32 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}];",
+            write_only_types=[Uint32] * 4,
+            read_only_args=[address],
+        )
     zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(4))
     return cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; " + zeros + "@p ld.global.v4.b32 "
         f"{{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}]; }}",
         write_only_types=[Uint32] * 4,
+        read_only_args=[address, Int32(wanted)],
+    )
+
+
+def load_two(address, wanted, offset=0):
+    """As `load_words`, of 8 bytes."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; "
+        f"@p ld.global.v2.b32 {{{{$w0}}, {{$w1}}}}, [{{$r0}}+{offset}]; }}",
+        write_only_types=[Uint32] * 2,
         read_only_args=[address, Int32(wanted)],
     )
 

@@ -76,8 +76,12 @@ def ssd_prepare(
     *,
     dstate: cutlass.Constexpr,
     tile: cutlass.Constexpr,
+    pdl: cutlass.Constexpr,
 ):
     """Prepare one tile for one group, or for as many heads as there are warps."""
+    if cutlass.const_expr(pdl):
+        # The scan waits for all of this anyway.
+        cute.arch.griddepcontrol_launch_dependents()
     row_blocks = tile // 16
     triangle = row_blocks * (row_blocks + 1) // 2
     thread = Int32(cute.arch.thread_idx()[0])

@@ -64,6 +64,16 @@ AHEAD = 3
 """Tiles after which one is asked for that is not copied yet."""
 
 
+def pinned(value):
+    """The same value, which is kept and not computed anew where it is used."""
+    return cute.arch.shuffle_sync_bfly(value, 0)
+
+
+def next_stage(stage):
+    """The stage of x after this one."""
+    return choose(stage == X_STAGES - 1, Int32(0), stage + 1)
+
+
 @cute.kernel
 def ssd_scan(
     x: cute.Pointer,
@@ -120,15 +130,17 @@ def ssd_scan(
     width: cutlass.Constexpr,
     tile: cutlass.Constexpr,
     packed: cutlass.Constexpr,
+    outputs: cutlass.Constexpr,
+    pdl: cutlass.Constexpr,
 ):
     """Scan one segment of one head, or ``width`` channels of it.
 
-    Grid ``(headdim / width * heads * segments * batch, 1, 1)``, block ``(256, 1, 1)``, and
+    Grid ``(headdim / width * heads * segments * batch, 1, 1)``, blocks of `Shape.threads`, and
     `Shape.shared_bytes` of dynamic shared memory.
     """
-    shape = Shape(headdim, dstate, width, tile)
+    shape = Shape(headdim, dstate, width, tile, outputs)
     element = x.dtype
-    thread = Int32(cute.arch.thread_idx()[0])
+    thread = pinned(Int32(cute.arch.thread_idx()[0]))
     lane = thread % WARP
     warp = cute.arch.make_warp_uniform(thread // WARP)
     group, t = lane // 4, lane % 4
@@ -144,11 +156,13 @@ def ssd_scan(
     count = choose(tiles - first < segment_tiles, tiles - first, segment_tiles)
     count = choose(count < 0, Int32(0), count)
 
-    shared = Uint32(cute.arch.get_dyn_smem(Float32).toint())
-    wanted = out.toint() != 0
-    if warp < SCAN_WARPS:
-        for step in cutlass.range_constexpr((width + 127) // 128):
-            index = thread + 128 * step
+    shared = pinned(Uint32(cute.arch.get_dyn_smem(Float32).toint()))
+    output_warps = SCAN_WARPS * outputs
+    if cutlass.const_expr(pdl):
+        cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(outputs):
+        for step in cutlass.range_constexpr((width + 255) // 256):
+            index = thread + 256 * step
             if index < width:
                 value = load_scalar(
                     d.toint(),
@@ -159,7 +173,7 @@ def ssd_scan(
                 store_shared(shared + shape.d_start + index * 4, [bits(value)])
     cute.arch.sync_threads()
 
-    if warp < SCAN_WARPS:
+    if Uint32(warp) < Uint32(output_warps):
         # A warp owns a block of 16 tokens, or the half `part` of one.
         part = warp // shape.row_blocks
         c_from = c.toint() + 2 * (
@@ -185,36 +199,37 @@ def ssd_scan(
         cs.fill(0)
         cbs.fill(0)
         row_block = warp % shape.row_blocks
-        turns = choose(wanted, count, Int32(0))
+        stage = Int32(0)
         token = first * tile + row_block * 16 + part * 8 + group
         cb_here = cb_from + cb_tile * first + output.triangle_of(row_block)
         for block in cutlass.range_constexpr(before):
             output.load_block(
-                cbs, block, cb_here + block * BLOCK, (block < row_block) & (turns > 0), shape
+                cbs, block, cb_here + block * BLOCK, (block < row_block) & (count > 0), shape
             )
         # The last place has the block on the diagonal.
-        output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, turns > 0, shape)
-        c_here = c_from + Int64(token) * (c_token * 2)
-        for run in cutlass.range_constexpr(shape.runs):
-            output.load_c(cs, run, c_here, c_token * 16, seqlen - token, t, shape, turns > 0)
-        for i in cutlass.range(0, turns, 1, unroll=1):
-            more = i + 1 < turns
+        output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > 0, shape)
+        if count > 0:
+            c_rows = output.rows_of_c(c_from, c_token, token, seqlen, shape)
+            for run in cutlass.range_constexpr(shape.runs):
+                output.load_c(cs, run, c_rows, t, shape)
+        for i in cutlass.range(0, count, 1, unroll=1):
+            more = i + 1 < count
             # The other way round in the next tile.
             next_block = before - row_block
             next_token = (first + i + 1) * tile + next_block * 16 + part * 8 + group
-            c_next = c_from + Int64(next_token) * (c_token * 2)
+            c_rows = output.rows_of_c(c_from, c_token, next_token, seqlen, shape)
             cb_next = cb_from + cb_tile * (first + i + 1) + output.triangle_of(next_block)
             s_stage = Uint32(i % 2 * shape.s_stage)
-            decay_stage = shared + Uint32(shape.decay_start + i % X_STAGES * (8 * tile))
+            decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
             y.fill(0.0)
             cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
             for run in cutlass.range_constexpr(shape.runs):
                 output.multiply_state(y, cs, run, s_lanes, s_stage, shape, element)
-                output.load_c(cs, run, c_next, c_token * 16, seqlen - next_token, t, shape, more)
+                output.load_c(cs, run, c_rows, t, shape)
             local = row_block * 16 + part * 8
-            x_rows = x_lane + Uint32(i % X_STAGES * shape.x_stage)
+            x_rows = x_lane + Uint32(stage * shape.x_stage)
             pairs = decay_stage + t * 16
-            starts_stage = shared + Uint32(shape.starts_start + i % X_STAGES * (4 * tile))
+            starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
             # Of tokens 2t and 2t + 1 of each half, as sums have them, and of `group`'s.
             decays = output.own_decays(decay_stage + (local + group) * 8, shape)
             begins = output.own_starts(
@@ -300,9 +315,10 @@ def ssd_scan(
                 element,
             )
             row_block = next_block
+            stage = next_stage(stage)
     else:
-        own_thread = thread - SCAN_WARPS * WARP
-        owner = warp - SCAN_WARPS
+        own_thread = thread - output_warps * WARP
+        owner = warp - output_warps
         m_tiles = width // 16
         n_tiles = shape.state_columns // 8
         column = owner * shape.state_columns
@@ -335,7 +351,8 @@ def ssd_scan(
                 shared,
                 own_thread,
                 Int32(0),
-                first,
+                Int32(0),
+                first * tile,
                 seqlen,
                 (x_from, x_token),
                 (b_from, b_token),
@@ -356,6 +373,7 @@ def ssd_scan(
             state.load_state(s, initial.toint(), entry, initial_kind, column + 2 * t, dstate)
         x_lane = shared + (lane // 16 * 8 + lane % 8) * shape.x_row + lane // 8 % 2 * 16
         b_lane = shared + shape.b_start + lane % 16 * shape.b_row + lane // 16 * 16 + column * 2
+        stage = Int32(0)
         total = Float32(0.0)
         ended = Int32(0)
         # The next sequence to end, and where; none if there are no more.
@@ -374,9 +392,9 @@ def ssd_scan(
                         upper = middle
                 next_end = state.sequence_end(cu_seqlens, sequence, sequences)
         for i in cutlass.range(0, count, 1, unroll=1):
-            decay_stage = shared + Uint32(shape.decay_start + i % X_STAGES * (8 * tile))
+            decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
             wait_copies(0)
-            if wanted:
+            if cutlass.const_expr(outputs):
                 if i >= 2:
                     cute.arch.barrier(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
                 state.publish(
@@ -400,14 +418,16 @@ def ssd_scan(
                 seqlen,
                 (x_lines, x_token),
                 (b_lines, b_token),
+                (head == group_of_head * group_heads) & (channel == 0),
             )
             if i + 1 < count:
                 state.copy_tile(
                     shape,
                     shared,
                     own_thread,
-                    i + 1,
-                    first,
+                    next_stage(stage),
+                    (i + 1) % B_STAGES,
+                    (first + i + 1) * tile,
                     seqlen,
                     (x_from, x_token),
                     (b_from, b_token),
@@ -417,11 +437,11 @@ def ssd_scan(
             commit_copies()
             a_last = load_floats(decay_stage, 8 * tile - 8, count=1)[0]
             start = Int32(-1)
-            x_stage = x_lane + Uint32(i % X_STAGES * shape.x_stage)
+            x_stage = x_lane + Uint32(stage * shape.x_stage)
             b_stage = b_lane + Uint32(i % B_STAGES * shape.b_stage)
             pairs = decay_stage + t * 16
             if cutlass.const_expr(packed):
-                starts_stage = shared + Uint32(shape.starts_start + i % X_STAGES * (4 * tile))
+                starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
                 if starts.toint() != 0:
                     start = Int32(load_shared(starts_stage, 4 * tile - 4, count=1)[0])
                 token = (first + i) * tile
@@ -482,6 +502,7 @@ def ssd_scan(
                     counted,
                     element,
                 )
+            stage = next_stage(stage)
         if (final.toint() != 0) & ((final_segment >= 0) | (segment == segments - 1)):
             entry = (
                 Int64(this_batch) * final_batch

@@ -9,9 +9,9 @@ tokens; a warp has two of them, or one.
 # The DSL ships no types, and its `.pth` file hides it from type checkers.
 # pyright: reportMissingImports=false
 
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, cute
 
-from ..scalars import reload_words, store_words
+from ..scalars import load_two, load_words, reload_words, store_words
 from ..tensor_core import (
     exp2,
     load_floats,
@@ -35,16 +35,26 @@ def triangle_of(row_block):
     return Int64(row_block * (row_block + 1) // 2) * BLOCK
 
 
-def load_c(cs, run, address, eight_rows, left, t, shape, wanted):
-    """Load 16 bytes of a run of 32 of dstate, of each half's row; other rows stay as they are."""
+def rows_of_c(c_from, c_token, token, seqlen, shape):
+    """Addresses of each half's row of C; for tokens past the end those of the last."""
+    rows = []
     for half in range(shape.halves):
-        inside = wanted & (left > 8 * half)
+        row = token + 8 * half
+        row = choose(row < seqlen, row, seqlen - 1)
+        rows.append(c_from + Int64(row) * (c_token * 2))
+    return rows
+
+
+def load_c(cs, run, rows, t, shape):
+    """Load 16 bytes of a run of 32 of dstate, of each half's row."""
+    for half, address in enumerate(rows):
         if shape.dstate < 32 * (run + 1):
-            inside = inside & (t < (shape.dstate - 32 * run) // 8)
-        words = [cs[i, half, run] for i in range(4)]
-        for i, word in enumerate(reload_words(words, address, inside, 64 * run)):
+            within = t < (shape.dstate - 32 * run) // 8
+            words = load_words(address, within, 64 * run)
+        else:
+            words = load_words(address, True, 64 * run)
+        for i, word in enumerate(words):
             cs[i, half, run] = word
-        address = address + eight_rows
 
 
 def load_block(cs, place, address, wanted, shape):
@@ -171,58 +181,42 @@ def add_dx(y, xs, d_column, first, element):
 
 
 def gate(y, address, eight_rows, t, left, element):
-    """Multiply by silu(z)."""
+    """Multiply by silu(z), read as `write_out` writes."""
     _, halves, tiles = y.shape
+    address = address + Int64(t // 2 * 8 + t % 2 * 16)
     for half in range(halves):
-        for first, words in read_row(2 * tiles, address, t, left > 8 * half):
-            for i, word in enumerate(words):
-                m, row = (first + i) // 2, (first + i) % 2
-                for j, value in enumerate(unpack(transpose_matrix(word), element)):
-                    place = (2 * row + j, half, m)
+        for m in range(tiles):
+            first, second = load_two(address, left > 8 * half, 32 * m)
+            for row, word in enumerate(pair_up(first, second, t)):
+                for i, value in enumerate(unpack(transpose_matrix(word), element)):
+                    place = (2 * row + i, half, m)
                     y[place] = y[place] * value * reciprocal(1.0 + exp2(value * -LOG2_E))
         address = address + eight_rows
 
 
-def read_row(tiles, address, t, known):
-    """A row of as many tiles of 8 channels, as words of 2t and 2t + 1 in each: (tile, words)."""
-    zeros = [Uint32(0)] * 4
-    for first in range(0, tiles, 4):
-        if tiles - first >= 4:
-            words = reload_words(zeros, address + Int64(t) * 16, known, 16 * first)
-            yield first, exchange(list(words), t)
-        else:
-            for tile in range(first, tiles):
-                yield tile, [load_word(address + Int64(t) * 4 + 16 * tile, known)]
-
-
 def write_out(y, address, eight_rows, t, left, element):
-    """Round and store the row of each half's token, 16 bytes a lane."""
+    """Round and store the row of each half's token, 8 bytes a lane: whole sectors."""
     _, halves, tiles = y.shape
+    words = [
+        transpose_matrix(pack(y[2 * row, half, m], y[2 * row + 1, half, m], element))
+        for half in range(halves)
+        for m in range(tiles)
+        for row in (0, 1)
+    ]
+    pairs = [pair_up(words[i], words[i + 1], t) for i in range(0, len(words), 2)]
+    # Lanes of even t have the first of two tiles of 8 channels, those of odd t the second.
+    address = address + Int64(t // 2 * 8 + t % 2 * 16)
     for half in range(halves):
-        known = left > 8 * half
-        words = [
-            transpose_matrix(pack(y[2 * row, half, m], y[2 * row + 1, half, m], element))
-            for m in range(tiles)
-            for row in (0, 1)
-        ]
-        for first in range(0, 2 * tiles, 4):
-            if 2 * tiles - first >= 4:
-                four = exchange(words[first : first + 4], t)
-                store_words(address + Int64(t) * 16, four, known, 16 * first)
-            else:
-                for tile in range(first, 2 * tiles):
-                    store_words(address + Int64(t) * 4, [words[tile]], known, 16 * tile)
+        for m in range(tiles):
+            store_words(address, pairs[half * tiles + m], left > 8 * half, 32 * m)
         address = address + eight_rows
 
 
-def load_word(address, wanted):
-    """Load a word; zero unless `wanted`."""
-    return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; "
-        "@p ld.global.b32 {$w0}, [{$r0}]; }",
-        write_only_types=[Uint32],
-        read_only_args=[address, Int32(wanted)],
-    )
+def pair_up(first, second, t):
+    """Of two words of lanes t and t + 1, t even, both of the first to t and of the second on."""
+    odd = t % 2 != 0
+    got = cute.arch.shuffle_sync_bfly(choose(odd, first, second), 1)
+    return [choose(odd, got, first), choose(odd, second, got)]
 
 
 def start_at(place, offset, has_starts):
@@ -233,16 +227,3 @@ def start_at(place, offset, has_starts):
         write_only_types=[Int32],
         read_only_args=[place, Int32(has_starts)],
     )
-
-
-def exchange(words, t):
-    """Turn word i of lane t into word t of lane i, among the four lanes of a group."""
-    for distance in (1, 2):
-        upper = (t & distance) != 0
-        for low in (0, 1) if distance == 2 else (0, 2):
-            high = low + distance
-            sent = choose(upper, words[low], words[high])
-            got = cute.arch.shuffle_sync_bfly(sent, distance)
-            words[low] = choose(upper, got, words[low])
-            words[high] = choose(upper, words[high], got)
-    return words

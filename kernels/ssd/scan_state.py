@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from ..scalars import load_number, load_pair, prefetch, store_words
 from ..tensor_core import copy_async, exp2, load_matrices, mma, pack, store_shared, unpack
 from .prepare import bits, choose
-from .shape import B_STAGES, WARP, X_STAGES, slot
+from .shape import WARP, slot
 
 THREADS = 128
 """Those that copy."""
@@ -23,15 +23,13 @@ def row_source(tensor, strides, batch, head, thread, chunks):
     return tensor + 2 * index + Int64(thread % chunks * 16)
 
 
-def copy_tile(shape, shared, thread, index, first, seqlen, x, b, decay_from, starts):
-    """Start copying tile ``first + index``; rows past the end become zero.
+def copy_tile(shape, shared, thread, stage, b_stage, token, seqlen, x, b, decay_from, starts):
+    """Start copying the tile from `token` on; rows past the end become zero.
 
-    `x` and `b`: `row_source` and the stride of tokens. `starts`: where they
-    are, and whether there are any, or None.
+    `x` and `b`: `row_source` and the stride of tokens. `starts`: where they are, and whether there
+    are any, or None.
     """
-    token = (first + index) * shape.tile
     left = seqlen - token
-    stage = index % X_STAGES
     copy_rows(
         x,
         shared + Uint32(stage * shape.x_stage),
@@ -45,7 +43,7 @@ def copy_tile(shape, shared, thread, index, first, seqlen, x, b, decay_from, sta
     )
     copy_rows(
         b,
-        shared + Uint32(shape.b_start + index % B_STAGES * shape.b_stage),
+        shared + Uint32(shape.b_start + b_stage * shape.b_stage),
         thread,
         token,
         left,
@@ -72,15 +70,19 @@ def copy_tile(shape, shared, thread, index, first, seqlen, x, b, decay_from, sta
         )
 
 
-def prefetch_tile(shape, thread, token, seqlen, x, b):
+def prefetch_tile(shape, thread, token, seqlen, x, b, first_head):
     """Ask the L2 for a tile's rows of x and B, which come from memory else only when copied."""
-    for (source, stride), lines in ((x, -(-shape.width // 64)), (b, -(-shape.dstate // 64))):
+    # One block asks for B, which all heads of a group read.
+    for (source, stride), lines, mine in (
+        (x, -(-shape.width // 64), True),
+        (b, -(-shape.dstate // 64), first_head),
+    ):
         for turn in range(-(-shape.tile * lines // THREADS)):
             line = thread + turn * THREADS
             row = token + line // lines
             prefetch(
                 source + Int64(row) * (stride * 2) + Int64(line % lines * 128),
-                (row < seqlen) & (line < shape.tile * lines),
+                (row < seqlen) & (line < shape.tile * lines) & mine,
             )
 
 

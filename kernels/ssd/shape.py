@@ -5,7 +5,6 @@ from dataclasses import dataclass
 WARP = 32
 SCAN_WARPS = 4
 STATE_WARPS = 4
-THREADS = WARP * (SCAN_WARPS + STATE_WARPS)
 X_STAGES = 3
 B_STAGES = 2
 S_STAGES = 2
@@ -19,6 +18,12 @@ class Shape:
     dstate: int
     width: int
     tile: int
+    outputs: int
+
+    @property
+    def threads(self):
+        """Of a block; without `outputs` it computes states alone."""
+        return WARP * (SCAN_WARPS * self.outputs + STATE_WARPS)
 
     @property
     def slices(self):
@@ -98,7 +103,7 @@ class Shape:
     @property
     def decay_start(self):
         """Where the pairs (decay, step size) of a tile's tokens begin."""
-        return self.s_start + S_STAGES * self.s_stage
+        return self.s_start + S_STAGES * self.s_stage * self.outputs
 
     @property
     def starts_start(self):
@@ -113,7 +118,7 @@ class Shape:
     @property
     def shared_bytes(self):
         """All of it."""
-        return self.d_start + 4 * self.width
+        return self.d_start + 4 * self.width * self.outputs
 
 
 def slot(group, t):

@@ -5,7 +5,6 @@ sequence. The docstrings of their modules say what each parameter is.
 """
 
 from ..spec import Budget, Declaration, KernelSpec, Parameter, Variant, product
-from .shape import THREADS
 
 
 def _pointer(name: str, element: str, align: int) -> Parameter:
@@ -48,15 +47,16 @@ PREPARE = Declaration(
         *_strides(*_of("b", "batch", "token", "group"), *_of("c", "batch", "token", "group")),
         *_strides(*_of("seq", "batch", "token")),
     ),
-    choices=("dtype", "dstate", "tile"),
+    choices=("dtype", "dstate", "tile", "pdl"),
     selectors=("dtype", "dstate", "tile"),
     # As many warps as a tile has 16x16 blocks on and below its diagonal.
     block=(f"32 * {_TRIANGLE}", "1", "1"),
     grid=("batch * tiles", f"groups + ceildiv(heads, {_TRIANGLE})", "1"),
+    min_sm="80 + 10 * pdl",
     budget=Budget(),
 )
 
-_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile", "packed")
+_SCAN_CHOICES = ("dtype", "headdim", "dstate", "width", "tile", "packed", "outputs", "pdl")
 _COLUMNS = "max(dstate, 32)"
 
 SCAN = Declaration(
@@ -86,13 +86,15 @@ SCAN = Declaration(
         *_strides(*_of("final", "batch", "segment", "head")),
     ),
     choices=_SCAN_CHOICES,
-    selectors=("dtype", "headdim", "dstate", "packed"),
-    block=(str(THREADS), "1", "1"),
+    selectors=("dtype", "headdim", "dstate", "packed", "outputs"),
+    block=("128 + 128 * outputs", "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
+    min_sm="80 + 10 * pdl",
+    programmatic="pdl",
     shared_bytes=(
         f"3 * tile * (2 * width + 16) + 2 * tile * (2 * {_COLUMNS} + 16) "
-        f"+ 4 * width * {_COLUMNS} + 36 * tile + 4 * width"
+        f"+ outputs * 4 * width * {_COLUMNS} + 36 * tile + outputs * 4 * width"
     ),
     budget=Budget(),
 )
@@ -110,12 +112,13 @@ _CUTS = {
     (96, 128): (48, 64),
     (96, 256): (48, 32),
 }
-# Two blocks a multiprocessor where it has the shared memory, but for the larger states.
-_RESIDENT = f"2 - max(packed, min(1, max(0, width * {_COLUMNS} - 8192)))"
+# Three blocks of four warps a multiprocessor where only states are computed; else the registers
+# are worth more than a second block.
+_RESIDENT = "3 - 2 * max(outputs, packed)"
 
 
-def _scan(dtype: str, headdim: int, dstate: int, packed: int) -> Variant:
-    values = (dtype, headdim, dstate, *_CUTS[headdim, dstate], packed)
+def _scan(dtype: str, headdim: int, dstate: int, packed: int, outputs: int, pdl: int) -> Variant:
+    values = (dtype, headdim, dstate, *_CUTS[headdim, dstate], packed, outputs, pdl)
     return dict(zip(_SCAN_CHOICES, values, strict=True))
 
 
@@ -140,7 +143,8 @@ SPECS = (
     KernelSpec(
         PREPARE,
         tuple(
-            {"dtype": dtype, "dstate": dstate, "tile": tile}
+            {"dtype": dtype, "dstate": dstate, "tile": tile, "pdl": pdl}
+            for pdl in (0, 1)
             for dtype in ("bf16", "f16")
             for dstate, tile in sorted({(pair[1], cut[1]) for pair, cut in _CUTS.items()})
         ),
@@ -150,10 +154,12 @@ SPECS = (
     KernelSpec(
         SCAN,
         tuple(
-            _scan(dtype, *pair, packed)
+            _scan(dtype, *pair, packed, outputs, pdl)
             for dtype in ("bf16", "f16")
             for pair in sorted(_CUTS)
             for packed in (0, 1)
+            for outputs in (0, 1)
+            for pdl in (0, 1)
         ),
         "sonata_aot.kernels.ssd.scan:ssd_scan",
         resident=_RESIDENT,
