@@ -67,16 +67,21 @@ class Planner:
     def pick(self, kernel: str, call: Call, **wanted: int | str) -> Loaded:
         """The binary of a kernel for a call's dtype and device that has these choices.
 
+        Of two, that with programmatic launch.
+
         Raises:
             VariantMissing: there is none.
         """
         table = self._tables.get(kernel)
+        found = None
         for (device, *_), loaded in table.all().items() if table is not None else ():
             variant = loaded.binary.variant
             same = device == call.device and variant.get("dtype", call.dtype) == call.dtype
-            if same and wanted.items() <= variant.items():
-                return loaded
-        raise self._missing(kernel, call, wanted)
+            if same and wanted.items() <= variant.items() and (found is None or variant.get("pdl")):
+                found = loaded
+        if found is None:
+            raise self._missing(kernel, call, wanted)
+        return found
 
     def _missing(self, kernel: str, call: Call, wanted: Mapping[str, int | str]) -> VariantMissing:
         table = self._tables.get(SCAN)
@@ -139,7 +144,8 @@ class _Planning:
         sizes = {"headdim": call.headdim, "dstate": call.dstate}
         wants_ends = options.varlen_states and call.sequences > 0
         has_index = "seq_idx" in call.layouts
-        scan = self._planner.pick(SCAN, call, **sizes, packed=int(wants_ends or has_index))
+        packed = int(wants_ends or has_index)
+        scan = self._planner.pick(SCAN, call, **sizes, packed=packed, outputs=1)
         variant = scan.binary.variant
         tile = int(variant["tile"])
         prepare = self._planner.pick(PREPARE, call, dstate=call.dstate, tile=tile)
@@ -160,7 +166,8 @@ class _Planning:
         prepared = self._add_prepare(prepare, tile, tiles)
         values = self._scan_values(prepared, tiles)
         if segments > 1:
-            states_only = self._planner.pick(SCAN, call, **sizes, packed=int(has_index))
+            packed = int(has_index)
+            states_only = self._planner.pick(SCAN, call, **sizes, packed=packed, outputs=0)
             values = self._add_segments(states_only, values, tiles, segments)
         size = call.headdim * call.dstate
         if options.final_states:

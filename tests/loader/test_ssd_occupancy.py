@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from sonata_aot.artifacts import open_artifacts
+from sonata_aot.artifacts import Binary
 from sonata_aot.loader.ssd_occupancy import (
     LAUNCHES_COST,
     LEAST_TILES,
@@ -14,7 +17,6 @@ from sonata_aot.loader.ssd_occupancy import (
     choose_segments,
     cost,
 )
-from ssd_launches import variants
 
 H200 = (132, 2)  # multiprocessors, and blocks that one holds
 A10G = (80, 1)
@@ -66,17 +68,21 @@ def test_cost_counts_blocks_of_a_multiprocessor_and_the_pass_over_states():
     assert cost(1, 100, *H200, 10) == (1 + STATES_COST) * 10 + LAUNCHES_COST
 
 
-def test_residency_follows_shared_memory_and_registers(build_cases):
-    artifacts = build_cases(
-        "ssd-residency",
-        [
-            ("sm90", "ssd_scan", variant)
-            for variant in variants("ssd_scan")
-            if (variant["headdim"], variant["dstate"], variant["packed"]) == (64, 128, 0)
-        ],
-    )
-    (binary, *_) = open_artifacts(artifacts).manifest.binaries
-    assert Gpu(132, 232448).resident(binary) == 2
-    assert Gpu(80, 101376).resident(binary) == 1
-    # More than there is: at least one, or nothing would run.
-    assert Gpu(80, 1024).resident(binary) == 1
+@pytest.mark.parametrize(
+    ("shared", "registers", "on_h200", "on_a10g"),
+    [
+        (97792, 128, 2, 1),  # of both
+        (97792, 129, 1, 1),  # registers come in eights
+        (49152, 64, 4, 2),
+        (0, 64, 4, 4),
+        (0, 255, 1, 1),
+        (2**20, 64, 1, 1),  # more than there is: the launch will say so
+    ],
+)
+def test_residency_follows_shared_memory_and_registers(
+    shared: int, registers: int, on_h200: int, on_a10g: int
+):
+    fields = {"shared_bytes": shared, "static_shared_bytes": 0, "block": (256, 1, 1)}
+    binary = cast(Binary, SimpleNamespace(**fields, registers=registers))
+    assert Gpu(132, 232448).resident(binary) == on_h200
+    assert Gpu(80, 101376).resident(binary) == on_a10g

@@ -66,7 +66,8 @@ def variants(kernel: str) -> list[Variant]:
         pairs = PAIRS.get(str(variant.get("dtype", "bf16")), ())
         for name, place in (("headdim", 0), ("dstate", 1)):
             pairs = tuple(p for p in pairs if variant.get(name, p[place]) == p[place])
-        return bool(pairs)
+        # All that these tests need runs on sm90, with programmatic launch.
+        return bool(pairs) and variant.get("pdl", 1) == 1
 
     return [variant for variant in builtin()[kernel].variants if wanted(variant)]
 
