@@ -10,11 +10,12 @@ import pytest
 from kernel_runs import Kernel
 from ptx_machine import Memory
 from sonata_aot.artifacts import open_artifacts
+from sonata_aot.kernels import Variant
 
 if TYPE_CHECKING:
     from tests.conftest import BuildCases
 
-VARIANT = {"threads": 256, "tokens": 8}
+VARIANT: Variant = {"threads": 256, "tokens": 8}
 
 
 @pytest.fixture(scope="module")

@@ -462,6 +462,7 @@ def test_one_native_call_and_no_wait(call, artifacts):
     names = set(outcome.names[outcome.names.index("cuLaunchKernel") :])
     assert names <= {
         "cuLaunchKernel",
+        "cuLaunchKernelEx",
         "cuCtxGetCurrent",
         "cuCtxPushCurrent_v2",
         "cuCtxPopCurrent_v2",
