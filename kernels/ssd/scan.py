@@ -220,21 +220,33 @@ def ssd_scan(
             c_rows = output.rows_of_c(c_from, c_token, next_token, seqlen, shape)
             cb_next = cb_from + cb_tile * (first + i + 1) + output.triangle_of(next_block)
             s_stage = Uint32(i % 2 * shape.s_stage)
-            decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
-            y.fill(0.0)
-            cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
-            for run in cutlass.range_constexpr(shape.runs):
-                output.multiply_state(y, cs, run, s_lanes, s_stage, shape, element)
-                output.load_c(cs, run, c_rows, t, shape)
             local = row_block * 16 + part * 8
+            distance = local + group - 2 * t
             x_rows = x_lane + Uint32(stage * shape.x_stage)
+            decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
             pairs = decay_stage + t * 16
             starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
-            # Of tokens 2t and 2t + 1 of each half, as sums have them, and of `group`'s.
+            y.fill(0.0)
+            cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
+            # Long and without branches, so that the products have something to hide behind.
             decays = output.own_decays(decay_stage + (local + group) * 8, shape)
             begins = output.own_starts(
                 starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
             )
+            diagonal = output.weights(
+                cbs,
+                before,
+                output.load_columns(pairs + row_block * 128, 0),
+                decays,
+                distance - row_block * 16,
+                begins,
+                row_block * 16 + 2 * t,
+                element,
+            )
+            output.load_block(cbs, before, cb_next + Int64(next_block) * BLOCK, more, shape)
+            for run in cutlass.range_constexpr(shape.runs):
+                output.multiply_state(y, cs, run, s_lanes, s_stage, shape, element)
+                output.load_c(cs, run, c_rows, t, shape)
             output.scale_tokens(
                 y,
                 output.carried(
@@ -245,57 +257,33 @@ def ssd_scan(
                     shape,
                 ),
             )
+            xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
+            output.add_dx(y, xs, d_column, part, element)
             # The decay up to the token before this row of blocks.
             reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
             reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
-            distance = local + group - 2 * t
+            for blocks in cutlass.range_constexpr(1, shape.row_blocks):
+                if row_block == blocks:
+                    output.multiply_before(
+                        y,
+                        cbs,
+                        blocks,
+                        pairs,
+                        x_rows,
+                        reference,
+                        decays,
+                        begins,
+                        distance,
+                        2 * t,
+                        shape,
+                        element,
+                    )
             for block in cutlass.range_constexpr(before):
-                if block < row_block:
-                    columns = load_floats(pairs, block * 128, count=4)
-                    columns = columns + load_floats(pairs, block * 128 + 64, count=4)
-                    if cutlass.const_expr(packed):
-                        output.multiply_x(
-                            y,
-                            x_rows + block * (16 * shape.x_row),
-                            output.weights(
-                                cbs,
-                                block,
-                                columns,
-                                decays,
-                                distance - block * 16,
-                                begins,
-                                block * 16 + 2 * t,
-                                element,
-                            ),
-                            element,
-                        )
-                    else:
-                        output.multiply_x(
-                            y,
-                            x_rows + block * (16 * shape.x_row),
-                            output.weights_before(cbs, block, columns, reference, decays, element),
-                            element,
-                        )
                 output.load_block(
                     cbs, block, cb_next + block * BLOCK, more & (block < next_block), shape
                 )
-            columns = load_floats(pairs + row_block * 128, 0, count=4)
-            columns = columns + load_floats(pairs + row_block * 128, 64, count=4)
-            diagonal = output.weights(
-                cbs,
-                before,
-                columns,
-                decays,
-                distance - row_block * 16,
-                begins,
-                row_block * 16 + 2 * t,
-                element,
-            )
-            output.load_block(cbs, before, cb_next + Int64(next_block) * BLOCK, more, shape)
-            xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
             if i + 2 < count:
                 cute.arch.barrier_arrive(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
-            output.add_dx(y, xs, d_column, part, element)
             token = (first + i) * tile + local + group
             if z.toint() != 0:
                 output.gate(

@@ -155,6 +155,31 @@ def weights(cbs, place, pairs, decays, distance, begins, first, element):
     return operands
 
 
+def load_columns(pairs, block):
+    """(Decay, step size) of a block's columns 2t, 2t + 1, 2t + 8 and 2t + 9."""
+    found = load_floats(pairs, block * 128, count=4)
+    return found + load_floats(pairs, block * 128 + 64, count=4)
+
+
+def multiply_before(
+    y, cbs, blocks, pairs, x_rows, reference, decays, begins, distance, first, shape, element
+):
+    """Add what the blocks before the diagonal give, of which there are `blocks`."""
+    operands = []
+    for block in range(blocks):
+        columns = load_columns(pairs, block)
+        if begins is None:
+            found = weights_before(cbs, block, columns, reference, decays, element)
+        else:
+            place = first + block * 16
+            found = weights(
+                cbs, block, columns, decays, distance - block * 16, begins, place, element
+            )
+        operands.append(found)
+    for block, found in enumerate(operands):
+        multiply_x(y, x_rows + block * (16 * shape.x_row), found, element)
+
+
 def multiply_x(y, x_rows, operands, element):
     """Add 16 tokens of x times a block of weights; gives x, as first operand."""
     found = []

@@ -48,7 +48,7 @@ PREPARE = Declaration(
         *_strides(*_of("seq", "batch", "token")),
     ),
     choices=("dtype", "dstate", "tile", "pdl"),
-    selectors=("dtype", "dstate", "tile"),
+    selectors=("dtype", "dstate", "tile", "pdl"),
     # As many warps as a tile has 16x16 blocks on and below its diagonal.
     block=(f"32 * {_TRIANGLE}", "1", "1"),
     grid=("batch * tiles", f"groups + ceildiv(heads, {_TRIANGLE})", "1"),
@@ -86,7 +86,7 @@ SCAN = Declaration(
         *_strides(*_of("final", "batch", "segment", "head")),
     ),
     choices=_SCAN_CHOICES,
-    selectors=("dtype", "headdim", "dstate", "packed", "outputs"),
+    selectors=("dtype", "headdim", "dstate", "packed", "outputs", "pdl"),
     block=("128 + 128 * outputs", "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
