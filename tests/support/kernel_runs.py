@@ -36,7 +36,8 @@ class Kernel:
         names = [parameter.name for parameter in declaration.parameters]
         if set(arguments) != set(names):
             raise ValueError(f"arguments {sorted(arguments)} for parameters {names}")
-        sizes = {name: int(arguments[name]) for _, name in declaration.integers}  # type: ignore
+        integers = {name: arguments[name] for _, name in declaration.integers}
+        sizes = {name: value for name, value in integers.items() if isinstance(value, int)}
         return self.machine.run(
             memory,
             grid=declaration.grid_shape(variant, sizes),

@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons, conversions and moves of `ptx_machine`.
+"""Arithmetic and comparisons of `ptx_machine`.
 
 What is approximate on a GPU (`ex2.approx`, `rcp.approx`, ...) is rounded right here. Not exact are
 a `fma` of float64, and sums that are rounded otherwise than to the nearest: they are rounded to
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 import ptx_numbers as numbers
-from ptx_lanes import Array, Read, Run, Step, dtype_of, reader, writer
-from ptx_memory import SHARED_WINDOW
-from ptx_parse import BITS, SINK, Constant, Pair, Statement, UnknownPtx, Vector, literal
+from ptx_lanes import Array, Run, Step, dtype_of, reader, writer
+from ptx_parse import BITS, SINK, Constant, Pair, Statement, UnknownPtx, literal
 
 Build = Callable[[Statement], Step]
 BUILDERS: dict[str, Build] = {}
@@ -97,7 +95,7 @@ _FLOAT = {
     "fma": lambda a, b, c: a * b + c,
     "mad": lambda a, b, c: a * b + c,
 }
-_MODES = ("rn", "rz", "rm", "rp")
+MODES = ("rn", "rz", "rm", "rp")
 
 
 @builds("add", "sub", "min", "max", "div", "rem", "abs", "neg")
@@ -105,21 +103,24 @@ def _common(statement: Statement) -> Step:
     (kind,) = types_of(statement)
     if is_float(kind):
         return _float(statement)
-    known(statement)
-    return apply(statement, _INTEGER[statement.parts[0]], kind)
+    function = _INTEGER[statement.parts[0]]
+    if "relu" in known(statement, "relu"):
+        zero = dtype_of(kind)(0)
+        return apply(statement, lambda a, b: np.maximum(function(a, b), zero), kind)
+    return apply(statement, function, kind)
 
 
 @builds("rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "fma")
 def _float(statement: Statement) -> Step:
     (kind,) = types_of(statement)
     base = statement.parts[0]
-    flags = known(statement, *_MODES, "ftz", "sat", "approx", "full", "NaN", "relu", "xorsign")
+    flags = known(statement, *MODES, "ftz", "sat", "approx", "full", "NaN", "relu", "xorsign")
     if "xorsign" in flags:
         raise UnknownPtx(statement.text)
     function = _FLOAT[base]
     if "NaN" in flags:
         function = {"min": np.minimum, "max": np.maximum}[base]
-    mode = next((flag for flag in flags if flag in _MODES), "rn")
+    mode = next((flag for flag in flags if flag in MODES), "rn")
     dtype = dtype_of(kind)
     exact = base in ("min", "max", "abs", "neg")
     # As float64, products are exact, and what is not computed right in float32 is right then.
@@ -316,11 +317,11 @@ def _setp(statement: Statement) -> Step:
         found = compare(a, b)
         if join is not None and other is not None:
             with_ = other(run)
-            write_second(run, join(~found, with_))
-            found = join(found, with_)
+            found, not_found = join(found, with_), join(~found, with_)
         else:
-            write_second(run, ~found)
+            not_found = ~found
         write(run, found if one is None else np.where(found, one, one.dtype.type(0)))
+        write_second(run, not_found)
 
     return step
 
@@ -340,155 +341,6 @@ def _slct(statement: Statement) -> Step:
     known(statement, "ftz")
     kind, by = types_of(statement)
     return apply(statement, lambda a, b, c: np.where(c >= 0, a, b), kind, kind, kind, by)
-
-
-# Moves and conversions
-
-
-@builds("mov")
-def _mov(statement: Statement) -> Step:
-    (kind,) = types_of(statement)
-    known(statement)
-    target, source = statement.operands
-    if isinstance(target, Vector):
-        return _unpack(target, source, kind)
-    if isinstance(source, Vector):
-        return _pack(target, source, kind)
-    return apply(statement, lambda x: x, kind)
-
-
-def _unpack(target: Vector, source: Any, kind: str) -> Step:
-    read = reader(source, kind)
-    each = f"b{BITS[kind] // len(target.items)}"
-    dtype, count = dtype_of(each), len(target.items)
-    writes = [writer(item, each) for item in target.items]
-
-    def step(run: Run) -> None:
-        words = np.ascontiguousarray(np.atleast_1d(read(run))).view(dtype).reshape(-1, count)
-        for place, write in enumerate(writes):
-            write(run, words[:, place])
-
-    return step
-
-
-def _pack(target: Any, source: Vector, kind: str) -> Step:
-    count = len(source.items)
-    each = f"b{BITS[kind] // count}"
-    reads = [reader(item, each) for item in source.items]
-    write = writer(target, kind)
-    dtype, whole = dtype_of(each), dtype_of(kind)
-
-    def step(run: Run) -> None:
-        words = np.empty((run.active.size, count), dtype)
-        for place, read in enumerate(reads):
-            words[:, place] = read(run)
-        write(run, words.view(whole).reshape(-1))
-
-    return step
-
-
-@builds("cvta")
-def _cvta(statement: Statement) -> Step:
-    flags = known(statement, "to", "global", "shared", "shared::cta", "const", "param")
-    (kind,) = types_of(statement)
-    if "global" in flags:
-        return apply(statement, lambda x: x, kind)
-    if "const" in flags or "param" in flags:
-        raise UnknownPtx(statement.text)
-    shift = np.uint64(SHARED_WINDOW)
-    if "to" in flags:
-        return apply(statement, lambda x: x - shift, kind)
-    return apply(statement, lambda x: x + shift, kind)
-
-
-_WHOLE = ("rni", "rzi", "rmi", "rpi")
-
-
-@builds("cvt")
-def _cvt(statement: Statement) -> Step:
-    flags = known(statement, *_MODES, *_WHOLE, "ftz", "sat", "relu", "pack", "rna", "satfinite")
-    if flags & {"pack", "satfinite"}:
-        raise UnknownPtx(statement.text)
-    to, source = types_of(statement)
-    mode = next((flag for flag in flags if flag in _MODES), "rn")
-    whole = next((flag for flag in flags if flag in _WHOLE), None)
-    if to in ("bf16x2", "f16x2") and source == "f32":
-        return _cvt_pair(statement, to, mode, flags)
-    if to == "tf32":
-        half, mask = np.uint32(0x1000), np.uint32(0xFFFF_E000)
-        if mode == "rz" or "rna" not in flags:
-            raise UnknownPtx(statement.text)
-        return apply(statement, lambda x: x + half & mask, "b32")
-    convert = _conversion(to, source, mode, whole, "sat" in flags)
-    ftz = "ftz" in flags
-
-    def compute(values: Array) -> Array:
-        values = np.asarray(values)
-        if ftz and source == "f32":
-            values = numbers.flush(values)
-        found = convert(values)
-        if ftz and to == "f32":
-            found = numbers.flush(found)
-        return np.maximum(found, dtype_of(to)(0)) if "relu" in flags else found
-
-    if to == "bf16":
-        if flags & {"sat", "relu", "rm", "rp"}:
-            raise UnknownPtx(statement.text)
-        return apply(statement, lambda x: numbers.to_bf16(_real(x), mode), "b16", source)
-    return apply(statement, compute, to, source)
-
-
-def _real(values: Array) -> Array:
-    values = np.asarray(values)
-    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
-
-
-def _cvt_pair(statement: Statement, to: str, mode: str, flags: set[str]) -> Step:
-    target, upper, lower = statement.operands
-    reads: list[Read] = [reader(lower, "f32"), reader(upper, "f32")]
-    write = writer(target, "b32")
-
-    def step(run: Run) -> None:
-        pair = np.empty((run.active.size, 2), np.float32)
-        for place, read in enumerate(reads):
-            pair[:, place] = read(run)
-        if "relu" in flags:
-            pair = np.maximum(pair, np.float32(0))
-        if to == "bf16x2":
-            short = numbers.to_bf16(pair, mode)
-        else:
-            short = numbers.rounded(pair, np.float16, mode)
-        write(run, short.view(np.uint32).reshape(-1))
-
-    return step
-
-
-def _conversion(
-    to: str, source: str, mode: str, whole: str | None, saturate: bool
-) -> Callable[[Array], Array]:
-    into = dtype_of(to)
-    if is_float(source) and not is_float(to):
-        if whole is None:
-            raise UnknownPtx("without a way to round")
-        return lambda x: numbers.to_integer(x, into, whole)
-    if not is_float(source):
-        if not is_float(to):
-            if not saturate:
-                return lambda x: x.astype(into)
-            low, high = np.iinfo(into).min, np.iinfo(into).max
-            return lambda x: np.array(np.clip(x.astype(object), low, high), object).astype(into)
-        if mode == "rn":
-            return lambda x: x.astype(into)
-        return lambda x: numbers.rounded(x.astype(np.longdouble), into, mode)
-    if whole is not None:
-        how = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[whole]
-        return lambda x: how(x).astype(into)
-
-    def convert(values: Array) -> Array:
-        found = numbers.rounded(values, into, mode)
-        return np.fmin(np.fmax(found, into(0)), into(1)) if saturate else found
-
-    return convert
 
 
 @builds("testp")

@@ -59,13 +59,6 @@ class Active:
                     self._rows = table[:, 0] // WARP
         return None if self._rows is False else self._rows
 
-    @property
-    def row_slice(self) -> Any:
-        """Index of `rows` among all warps."""
-        if isinstance(self.at, slice):
-            return slice(self.at.start // WARP, self.at.stop // WARP)
-        return self.rows
-
 
 class Run:
     """Blocks of a grid under way."""
@@ -123,13 +116,16 @@ def dtype_of(type_: str) -> Any:
     return VIEWS[BITS[type_]][_INDEX[type_[0]]]
 
 
-def holds(guard: Register | Not) -> Read:
+def holds(guard: Any) -> Read:
     """Where a predicate holds."""
+    if isinstance(guard, Constant):
+        constant = np.bool_(guard.value != 0)
+        return lambda run: constant
     if isinstance(guard, Not):
         inner = holds(guard.register)
         return lambda run: ~inner(run)
-    if guard.bits != 1:
-        raise UnknownPtx(f"{guard.name} is no predicate")
+    if not isinstance(guard, Register) or guard.bits != 1:
+        raise UnknownPtx(f"{guard} is no predicate")
 
     def read(run: Run) -> Array:
         if not guard.complete:
@@ -221,6 +217,13 @@ def writer(operand: Any, type_: str) -> Write:
                 operand.written[run.at] = True
 
     return write
+
+
+def spread(values: Array, size: int) -> Array:
+    """One value for each lane."""
+    if isinstance(values, np.ndarray) and values.shape == (size,):
+        return values
+    return np.broadcast_to(values, size)
 
 
 def shared_address(offset: int) -> int:

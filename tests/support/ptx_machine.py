@@ -23,25 +23,11 @@ from typing import Any
 
 import numpy as np
 
-import ptx_transfers
-import ptx_warps
-from ptx_arithmetic import BUILDERS
-from ptx_barriers import BarrierCode, Barriers
-from ptx_lanes import Active, Array, Run, Step, holds, shared_address
-from ptx_memory import WARP, Buffer, Memory, MemoryFault, SharedMemory
-from ptx_parse import Program, Special, Statement, Symbol, UnknownPtx, flat
+from ptx_blocks import Batch, Code, Fault, Shape, Trace
+from ptx_memory import WARP, Buffer, Memory
+from ptx_parse import Program, UnknownPtx
 
 __all__ = ["Buffer", "Fault", "Machine", "Memory", "Outcome", "UnknownPtx"]
-
-Shape = Sequence[int]
-SPECIAL = {f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"}
-SPECIAL |= {f"%lanemask_{name}" for name in ("eq", "lt", "le", "ge", "gt")}
-SPECIAL |= {"%laneid", "%warpid", "%nwarpid", "%smid", "%dynamic_smem_size", "%total_smem_size"}
-_CONTROL = ("bra", "ret", "exit", "bar", "barrier", "trap")
-
-
-class Fault(AssertionError):
-    """A kernel does what it must not."""
 
 
 @dataclass
@@ -52,52 +38,13 @@ class Outcome:
     """Instructions executed, each counted once for all threads that did so together."""
 
 
-@dataclass
-class Group:
-    """Lanes that are at one instruction."""
-
-    pc: int
-    active: Active
-
-
 class Machine:
     """A kernel, parsed once; may be run often."""
 
     def __init__(self, ptx: str, entry: str | None = None) -> None:
         """Parse; an instruction that is not known is an UnknownPtx."""
         self.program = Program(ptx, entry)
-        statements = self.program.statements
-        self._controls = [s.parts[0] in _CONTROL for s in statements]
-        self._steps = [
-            _nothing if control else _guarded(statement)
-            for statement, control in zip(statements, self._controls, strict=True)
-        ]
-        # Where the straight line that an instruction lies in ends.
-        self._ends = list(range(len(statements)))
-        for pc in reversed(range(len(statements))):
-            if not self._controls[pc]:
-                self._ends[pc] = self._ends[pc + 1]
-        self._guards = [None if s.guard is None else holds(s.guard) for s in statements]
-        self._barriers = {
-            pc: BarrierCode(s)
-            for pc, s in enumerate(statements)
-            if s.parts[0] in ("bar", "barrier")
-        }
-        self._check_names()
-        self._unit = ptx_transfers.least_shared_access(statements)
-
-    def _check_names(self) -> None:
-        """Complain of a symbol or special register that is not known."""
-        program = self.program
-        known = {"_", *(p.name for p in program.parameters), *(s.name for s in program.shared)}
-        for statement in program.statements:
-            if statement.parts[0] == "bra":
-                continue
-            for operand in flat(statement.operands):
-                if (isinstance(operand, Symbol) and operand.name not in known) or (
-                    isinstance(operand, Special) and operand.name not in SPECIAL
-                ):
-                    raise UnknownPtx(f"{operand.name} in {statement.text}")
+        self._code = Code(self.program)
 
     def run(
         self,
@@ -111,11 +58,13 @@ class Machine:
         strict: bool = True,
         limit: int = 5_000_000,
         lanes: int = 1 << 14,
+        trace: Trace | None = None,
     ) -> Outcome:
         """Run all blocks, about `lanes` threads at once.
 
         `races`: look for them in shared memory; `strict`: reading what nobody wrote there is a
-        fault; `limit`: most instructions for each batch of blocks.
+        fault; `limit`: most instructions for each batch of blocks; `trace`: called before each
+        instruction that is no jump and no barrier.
         """
         grid, block = ((*shape, 1, 1)[:3] for shape in (grid, block))
         if tuple(block) != (self.program.block or tuple(block)):
@@ -126,15 +75,19 @@ class Machine:
         warps = -(-threads // WARP)
         each = max(1, lanes // (warps * WARP))
         blocks = grid[0] * grid[1] * grid[2]
-        with np.errstate(all="ignore"):
-            for first in range(0, blocks, each):
-                chosen = np.arange(first, min(first + each, blocks))
-                batch = _Batch(self, memory, grid, block, chosen, parameters, shared_bytes)
-                batch.prepare(races=races, strict=strict)
-                outcome.steps += batch.run(limit)
         for buffer in memory.buffers:
-            if buffer.writable:
-                buffer.give_back()
+            buffer.take()
+        try:
+            with np.errstate(all="ignore"):
+                for first in range(0, blocks, each):
+                    chosen = np.arange(first, min(first + each, blocks))
+                    batch = Batch(self._code, memory, grid, block, chosen, parameters, shared_bytes)
+                    batch.prepare(races=races, strict=strict)
+                    outcome.steps += batch.run(limit, trace)
+        finally:
+            for buffer in memory.buffers:
+                if buffer.writable:
+                    buffer.give_back()
         return outcome
 
     def _parameters(self, arguments: Sequence[Any]) -> dict[str, bytes]:
@@ -156,277 +109,3 @@ class Machine:
                 raise ValueError(f"{parameter.name} has {parameter.size} bytes, not {len(value)}")
             packed[parameter.name] = value
         return packed
-
-
-def _nothing(run: Run) -> None:
-    raise AssertionError("a jump or a barrier is no step")
-
-
-def _guarded(statement: Statement) -> Step:
-    base = statement.parts[0]
-    if base not in BUILDERS:
-        raise UnknownPtx(statement.text)
-    try:
-        step = BUILDERS[base](statement)
-    except (UnknownPtx, KeyError, ValueError, IndexError, AttributeError) as error:
-        raise UnknownPtx(f"{statement.text}: {error}") from error
-    if statement.guard is None:
-        return step
-    guard = holds(statement.guard)
-
-    def guarded(run: Run) -> None:
-        hold = guard(run)
-        if hold.all():
-            step(run)
-            return
-        if not hold.any():
-            return
-        before = run.active
-        places = np.flatnonzero(hold)
-        run.enter(Active(before.lanes[places]))
-        try:
-            step(run)
-        except MemoryFault as fault:
-            # Among those that were here before.
-            raise MemoryFault(str(fault), int(places[fault.lane])) from None
-        finally:
-            run.enter(before)
-
-    return guarded
-
-
-class _Batch:
-    """Some blocks of a grid, run together."""
-
-    def __init__(
-        self,
-        machine: Machine,
-        memory: Memory,
-        grid: Shape,
-        block: Shape,
-        blocks: Array,
-        parameters: dict[str, bytes],
-        shared_bytes: int,
-    ) -> None:
-        self.machine = machine
-        self.memory = memory
-        self.program = machine.program
-        self.parameters = parameters
-        self.grid, self.block, self.blocks = grid, block, blocks
-        self.threads = block[0] * block[1] * block[2]
-        self.warps = -(-self.threads // WARP)
-        self.shared_bytes = shared_bytes
-        self.groups: list[Group] = []
-        self.barriers: Barriers
-        self.run_: Run
-
-    def prepare(self, *, races: bool, strict: bool) -> None:
-        count, warps = len(self.blocks), self.warps
-        lanes = np.arange(warps * count * WARP)
-        rows = lanes // WARP
-        self.thread_of = rows // count * WARP + lanes % WARP
-        self.block_of = rows % count
-        exists = self.thread_of < self.threads
-        symbols, size = self._layout()
-        shared = SharedMemory(
-            size, warps, count, unit=self.machine._unit, races=races, strict=strict
-        )
-        self.run_ = Run(
-            self.memory,
-            shared,
-            self._specials(size),
-            symbols,
-            self.parameters,
-            exists,
-            self.blocks[self.block_of] * self.threads + self.thread_of,
-        )
-        for register in self.program.registers:
-            register.allocate(len(lanes))
-        self.live = exists.copy()
-        self.barriers = Barriers(shared.clocks, self._left)
-        self.groups = [Group(0, Active(np.flatnonzero(exists)))]
-
-    def _layout(self) -> tuple[dict[str, int], int]:
-        """Addresses of shared symbols, and the size of all."""
-        symbols, end = {}, 0
-        for shared in sorted(self.program.shared, key=lambda s: s.size is None):
-            end = -(-end // shared.align) * shared.align
-            if shared.size is None:
-                end = -(-end // 16) * 16
-            symbols[shared.name] = shared_address(end)
-            end += shared.size or 0
-        return symbols, end + self.shared_bytes
-
-    def _specials(self, shared: int) -> dict[str, Array]:
-        values: dict[str, Array] = {"%laneid": self.thread_of % WARP, "%smid": np.int64(0)}
-        values["%warpid"] = self.thread_of // WARP
-        values["%nwarpid"] = np.int64(self.warps)
-        thread, index = self.thread_of, self.blocks[self.block_of]
-        for axis, extent, blocks in zip("xyz", self.block, self.grid, strict=True):
-            values[f"%tid.{axis}"] = thread % extent
-            values[f"%ctaid.{axis}"] = index % blocks
-            values[f"%ntid.{axis}"] = np.int64(extent)
-            values[f"%nctaid.{axis}"] = np.int64(blocks)
-            thread, index = thread // extent, index // blocks
-        lane = (self.thread_of % WARP).astype(np.uint64)
-        one = np.uint64(1)
-        values["%lanemask_eq"] = one << lane
-        values["%lanemask_lt"] = (one << lane) - one
-        values["%lanemask_le"] = (one << lane + one) - one
-        values["%lanemask_ge"] = np.uint64(0xFFFF_FFFF) - values["%lanemask_lt"]
-        values["%lanemask_gt"] = np.uint64(0xFFFF_FFFF) - values["%lanemask_le"]
-        values["%dynamic_smem_size"] = np.int64(self.shared_bytes)
-        values["%total_smem_size"] = np.int64(shared)
-        return values
-
-    def run(self, limit: int) -> int:
-        """Run to the end, and say how many steps it took."""
-        run, machine = self.run_, self.machine
-        steps, ends = machine._steps, machine._ends
-        done = 0
-        while self.groups:
-            group, bound = self._next()
-            run.enter(group.active)
-            pc = group.pc
-            while True:
-                stop = min(ends[pc], bound)
-                done += stop - pc + 1
-                try:
-                    for run.pc in range(pc, stop):
-                        steps[run.pc](run)
-                    run.pc = pc = stop
-                    if pc == bound:
-                        group.pc = pc
-                        self.groups.append(group)
-                        break
-                    after = self._control(group)
-                except MemoryFault as fault:
-                    lane = int(run.active.lanes[fault.lane])
-                    raise self._fault(str(fault), run.pc, lane) from None
-                except ArithmeticError as error:
-                    raise self._fault(str(error), run.pc, None) from None
-                if done > limit:
-                    raise self._fault(f"more than {limit} steps", run.pc, None)
-                if after is None:
-                    break
-                pc = after
-                if self.groups:
-                    group.pc = pc
-                    self.groups.append(group)
-                    break
-        if stuck := self.barriers.deadlock(self.program.statements, self.blocks):
-            raise Fault(f"a deadlock: {'; '.join(stuck)}")
-        return done
-
-    def _next(self) -> tuple[Group, int]:
-        """The group that is furthest behind, joined with others there, and where the next is."""
-        groups = self.groups
-        if len(groups) == 1:
-            return groups.pop(), len(self.machine._ends) + 1
-        pc = min(group.pc for group in groups)
-        here = [group for group in groups if group.pc == pc]
-        self.groups = [group for group in groups if group.pc != pc]
-        bound = min((group.pc for group in self.groups), default=len(self.machine._ends) + 1)
-        if len(here) == 1:
-            return here[0], bound
-        lanes = np.sort(np.concatenate([group.active.lanes for group in here]))
-        return Group(pc, Active(lanes)), bound
-
-    def _control(self, group: Group) -> int | None:
-        """Where the group goes on, or None if that is in `groups` or nowhere."""
-        run, pc = self.run_, self.run_.pc
-        statement = self.program.statements[pc]
-        base = statement.parts[0]
-        if pc in self.machine._barriers:
-            return self._barrier(group, self.machine._barriers[pc])
-        hold = self.machine._guards[pc]
-        taken = None if hold is None else hold(run)
-        if base == "trap" and (taken is None or taken.any()):
-            raise MemoryFault("a trap", 0 if taken is None else int(np.argmax(taken)))
-        if taken is not None and not taken.any():
-            return pc + 1
-        if taken is None or taken.all():
-            if base == "bra":
-                return statement.target
-            self._exit(group.active.lanes)
-            return None
-        lanes = group.active.lanes
-        self.groups.append(Group(pc + 1, Active(lanes[~taken])))
-        if base == "bra":
-            self.groups.append(Group(statement.target, Active(lanes[taken])))
-        else:
-            self._exit(lanes[taken])
-        return None
-
-    def _exit(self, lanes: Array) -> None:
-        self.live[lanes] = False
-        self._go_on(self.barriers.threads_ended())
-
-    def _go_on(self, free: list[tuple[int, Array]]) -> None:
-        """Let warps go on, together where they are at one place."""
-        for pc in {pc for pc, _ in free}:
-            rows = np.sort(np.concatenate([rows for at, rows in free if at == pc]))
-            lanes = (rows[:, None] * WARP + np.arange(WARP)).reshape(-1)
-            self.groups.append(Group(pc, Active(lanes[self.live[lanes]])))
-
-    def _left(self, block: int) -> int:
-        """Threads of a block, counted by warps, that have not ended."""
-        live = self.live.reshape(self.warps, len(self.blocks), WARP)
-        return WARP * int(live[:, block].any(axis=1).sum())
-
-    def _barrier(self, group: Group, code: BarrierCode) -> int | None:
-        run, pc = self.run_, self.run_.pc
-        hold = self.machine._guards[pc]
-        if hold is not None and not (taken := hold(run)).all():
-            lanes = group.active.lanes
-            self.groups.append(Group(pc + 1, Active(lanes[~taken])))
-            if not taken.any():
-                return None
-            group.active = Active(lanes[taken])
-            run.enter(group.active)
-        active = group.active
-        if code.warp:
-            ptx_warps.check_mask(run, code.number(run))
-            return pc + 1
-        rows = self._warps_here(active)
-        first = np.searchsorted(active.lanes // WARP, rows)
-        numbers, counts = (
-            None if read is None else np.broadcast_to(read(run), active.size)[first]
-            for read in (code.number, code.count)
-        )
-        try:
-            free = self.barriers.arrive(rows, numbers, counts, None if code.arrive else pc + 1)
-        except MemoryFault as fault:
-            raise MemoryFault(str(fault), int(first[fault.lane])) from None
-        if code.arrive:
-            self._go_on(free)
-            return pc + 1
-        if len(free) == 1 and free[0][1] is rows:
-            return pc + 1
-        self._go_on(free)
-        return None
-
-    def _warps_here(self, active: Active) -> Array:
-        """The warps, of which all threads that are left must be here."""
-        if active.rows is not None:
-            return active.rows
-        rows, here = np.unique(active.lanes // WARP, return_counts=True)
-        left = self.live.reshape(-1, WARP)[rows].sum(axis=1)
-        if (here != left).any():
-            row = rows[np.argmax(here != left)]
-            lane = int(np.argmax(active.lanes // WARP == row))
-            raise MemoryFault("not all threads of the warp are at this barrier", lane)
-        return rows
-
-    def _fault(self, problem: str, pc: int, lane: int | None) -> Fault:
-        where = f"in `{self.program.statements[pc].text}` (instruction {pc})"
-        if lane is None:
-            return Fault(f"{problem}, {where}")
-        return Fault(f"{problem}, {where}, {self._name(lane)}")
-
-    def _name(self, lane: int) -> str:
-        thread = int(self.thread_of[lane])
-        block = int(self.blocks[self.block_of[lane]])
-        x, y = self.grid[0], self.grid[1]
-        place = (block % x, block // x % y, block // x // y)
-        return f"block {place}, thread {thread}"

@@ -56,18 +56,21 @@ class Buffer:
         self.base = address - self.lead
         length = -(-(self.lead + self.size) // 16) * 16
         self.storage = np.zeros(length, np.uint8)
-        self.storage[self.lead : self.lead + self.size] = (
-            np.ascontiguousarray(array).view(np.uint8).reshape(-1) if self.size else 0
-        )
         self.marks = np.zeros(length if writable else 0, np.uint8)
         # Who wrote a byte last, by the thread's number in the grid.
         self.writers = np.full(length if writable else 0, -1, np.int64)
 
     @property
     def written(self) -> Any:
-        """Which elements were written, in the shape of the array."""
+        """Which elements were ever written, in the shape of the array."""
         marks = self.marks[self.lead : self.lead + self.size]
         return (marks.reshape(-1, self.array.itemsize) != 0).all(axis=1).reshape(self.array.shape)
+
+    def take(self) -> None:
+        """Begin a launch with what the array holds."""
+        end = self.lead + self.size
+        self.storage[self.lead : end] = np.frombuffer(self.array.tobytes(), np.uint8)
+        self.writers[:] = -1
 
     def give_back(self) -> None:
         """Put what was written into the array."""
@@ -79,7 +82,7 @@ class Memory:
     """Global memory: buffers far apart."""
 
     def __init__(self, *, exclusive: bool = True) -> None:
-        """`exclusive`: different threads must not write different values to one byte."""
+        """`exclusive`: threads of a launch must not write different values to one byte."""
         self.buffers: list[Buffer] = []
         self.exclusive = exclusive
 
@@ -94,7 +97,7 @@ class Memory:
     ) -> Buffer:
         """Place an array, `offset` bytes past a multiple of 256, or at an address.
 
-        A writable array holds what was written to it after a run.
+        A launch begins with what the array holds then, and leaves in it what it has written.
         """
         if address is None:
             address = (len(self.buffers) + 1 << 40) + 0x7000 + offset
@@ -204,7 +207,7 @@ class Memory:
         size = values.itemsize * values.shape[1]
         new = values.view(np.uint8).reshape(len(places), size)
         where = places[:, None] + np.arange(size)
-        other = (buffer.marks[where] != 0) & (buffer.writers[where] != threads[:, None])
+        other = (buffer.writers[where] >= 0) & (buffer.writers[where] != threads[:, None])
         clash = other & (buffer.storage[where] != new)
         buffer.writers[where] = threads[:, None]
         trial = buffer.storage.copy() if len(np.unique(places)) < len(places) else None

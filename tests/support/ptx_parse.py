@@ -215,7 +215,8 @@ class Program:
         scope: Scope | None = None
         at = 0
         while True:
-            at += len(body[at:]) - len(body[at:].lstrip(" \t\n\r;"))
+            if space := _SPACE.match(body, at):
+                at = space.end()
             if body[at] == "{":
                 scope = Scope(scope)
                 self.scopes.append(scope)
@@ -248,6 +249,7 @@ class Program:
             self.statements.append(_instruction(text, scope))
 
 
+_SPACE = re.compile(r"[\s;]+")
 _LABEL = re.compile(r"([\w$%]+)\s*:(?!:)")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptx_arithmetic import builds, types_of
-from ptx_lanes import Array, Read, Run, Step, Write, dtype_of, reader, writer
+from ptx_lanes import Array, Read, Run, Step, Write, dtype_of, reader, spread, writer
 from ptx_memory import SHARED_WINDOW, MemoryFault, Pending, among
 from ptx_parse import BITS, Address, Register, Statement, UnknownPtx, Vector
 
@@ -46,7 +46,7 @@ def _addresses(address: Address, space: str) -> Read:
 
     def find(run: Run) -> Array:
         found = np.asarray(read(run)).astype(np.uint64) + offset & mask
-        return np.broadcast_to(found, run.active.size)
+        return spread(found, run.active.size)
 
     return find
 
@@ -165,7 +165,7 @@ def _st(statement: Statement) -> Step:
 @builds("cp")
 def _cp(statement: Statement) -> Step:
     name = statement.name
-    if name.startswith(("cp.async.bulk.prefetch", "cp.async.bulk.commit_group")):
+    if name.startswith("cp.async.bulk.prefetch"):
         return _nothing(statement)
     if name == "cp.async.commit_group":
         return _commit
@@ -186,7 +186,7 @@ def _cp(statement: Statement) -> Step:
 
     def step(run: Run) -> None:
         lanes = run.active.lanes
-        sizes = np.broadcast_to(read_size(run), run.active.size)
+        sizes = spread(read_size(run), run.active.size)
         if (sizes > width).any():
             raise MemoryFault(f"a copy of {width} bytes from more", int(np.argmax(sizes > width)))
         data = np.zeros((len(lanes), width), np.uint8)
@@ -281,7 +281,7 @@ def _atom(statement: Statement) -> Step:
     operation = _OPERATIONS[name]
 
     def step(run: Run) -> None:
-        values = [np.broadcast_to(read(run), run.active.size) for read in reads]
+        values = [spread(read(run), run.active.size) for read in reads]
 
         def change(old: Any, lane: int) -> Any:
             new = operation(old.view(dtype), *[value[lane] for value in values])
@@ -321,6 +321,12 @@ def _nothing(statement: Statement) -> Step:
         if isinstance(operand, Address) and isinstance(operand.base, Register):
             return _read_only([reader(operand.base, f"b{operand.base.bits}")])
     return _read_only([])
+
+
+@builds("createpolicy")
+def _createpolicy(statement: Statement) -> Step:
+    write = writer(statement.operands[0], "b64")
+    return lambda run: write(run, np.uint64(0))
 
 
 def _read_only(reads: list[Read]) -> Step:

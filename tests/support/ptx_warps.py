@@ -1,4 +1,8 @@
-"""Instructions of `ptx_machine` that a warp executes together: shuffles, votes, matrices."""
+"""Instructions of `ptx_machine` that a warp executes together: shuffles, votes, matrices.
+
+Products of matrices are exact and their sums those of float32, in whatever order numpy adds; a GPU
+adds in another one, and cuts off where this rounds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ptx_arithmetic import builds, known, types_of
-from ptx_lanes import Array, Run, Step, reader, writer
+from ptx_lanes import Array, Run, Step, reader, spread, writer
 from ptx_memory import WARP, MemoryFault
 from ptx_numbers import from_bf16
 from ptx_parse import SINK, Pair, Statement, UnknownPtx, Vector
@@ -29,15 +33,15 @@ def whole_warps(run: Run) -> Array:
 def _table(run: Run, values: Array, dtype: Any) -> tuple[Array, Array, Array]:
     """Values by warp and lane, who is here, and where the active lanes lie in it."""
     lanes = run.active.lanes
-    spread = np.broadcast_to(np.asarray(values, dtype), lanes.shape)
+    every = spread(np.asarray(values, dtype), len(lanes))
     if run.active.rows is not None:
         places = np.arange(len(lanes))
-        return spread.reshape(-1, WARP), np.ones((len(lanes) // WARP, WARP), np.bool_), places
+        return every.reshape(-1, WARP), np.ones((len(lanes) // WARP, WARP), np.bool_), places
     rows, index = np.unique(lanes // WARP, return_inverse=True)
     places = index * WARP + lanes % WARP
     table = np.zeros((len(rows), WARP), dtype)
     here = np.zeros((len(rows), WARP), np.bool_)
-    table.reshape(-1)[places] = spread
+    table.reshape(-1)[places] = every
     here.reshape(-1)[places] = True
     return table, here, places
 
@@ -199,7 +203,7 @@ def _matrices(statement: Statement) -> Step:
     def places(run: Run) -> tuple[Array, Array, int]:
         """Addresses of the rows and the lanes that give them, by warp."""
         warps = len(whole_warps(run))
-        addresses = np.broadcast_to(read_address(run) + offset, run.active.size)
+        addresses = spread(read_address(run) + offset, run.active.size)
         used = slice(0, 8 * count)
         return (
             addresses.reshape(-1, WARP)[:, used].reshape(-1),
@@ -226,7 +230,7 @@ def _matrices(statement: Statement) -> Step:
         addresses, lanes, warps = places(run)
         rows = np.empty((warps, count, 8, 4), np.uint32)
         for place, read in enumerate(reads):
-            rows[:, place] = np.broadcast_to(read(run), run.active.size).reshape(warps, 8, 4)
+            rows[:, place] = spread(read(run), run.active.size).reshape(warps, 8, 4)
         if trans:
             cells = rows.view(np.uint16).reshape(warps, count, 8, 8)
             rows = np.ascontiguousarray(cells.swapaxes(2, 3)).view(np.uint32)
@@ -243,7 +247,7 @@ def _movmatrix(statement: Statement) -> Step:
 
     def step(run: Run) -> None:
         warps = len(whole_warps(run))
-        words = np.ascontiguousarray(np.broadcast_to(read(run), run.active.size))
+        words = np.ascontiguousarray(spread(read(run), run.active.size))
         cells = words.view(np.uint16).reshape(warps, 8, 8)
         write(run, np.ascontiguousarray(cells.swapaxes(1, 2)).view(np.uint32).reshape(-1))
 
@@ -255,7 +259,6 @@ def _mma(statement: Statement) -> Step:
     shapes = ("m16n8k16", "m16n8k8")
     flags = known(statement, "sync", "aligned", "row", "col", *shapes)
     result, a_type, b_type, c_type = types_of(statement)
-    single = a_type == "tf32"
     if a_type != b_type or result != c_type or result not in ("f32", "f16"):
         raise UnknownPtx(statement.text)
     if a_type not in ("f16", "bf16") or statement.parts[-6:-4] != ["row", "col"]:
@@ -263,7 +266,7 @@ def _mma(statement: Statement) -> Step:
     halves = 2 if "m16n8k16" in flags else 1
     target, a, b, c = (operand.items for operand in statement.operands)
     width = 4 if result == "f32" else 2
-    if (len(target), len(a), len(b), len(c)) != (width, 2 * halves, halves, width) or single:
+    if (len(target), len(a), len(b), len(c)) != (width, 2 * halves, halves, width):
         raise UnknownPtx(statement.text)
     reads_a, reads_b = ([reader(item, "b32") for item in items] for items in (a, b))
     number = "f32" if result == "f32" else "f16x2"
@@ -285,20 +288,24 @@ def _mma(statement: Statement) -> Step:
         product = np.matmul(
             rows.reshape(warps, 16, size), columns.reshape(warps, 8, size).swapaxes(1, 2)
         ).reshape(warps, 2, 8, 4, 2)
+        # All of C is read before any of D is written: they may share registers.
         if width == 4:
-            for place, (read, write) in enumerate(zip(reads_c, writes, strict=True)):
-                part = product[:, place // 2, :, :, place % 2].reshape(-1)
-                write(run, part + read(run))
+            parts = [product[:, i // 2, :, :, i % 2].reshape(-1) for i in range(4)]
+            sums = [part + read(run) for part, read in zip(parts, reads_c, strict=True)]
         else:
-            for place, (read, write) in enumerate(zip(reads_c, writes, strict=True)):
-                sums = product[:, place].reshape(-1, 2) + read(run).astype(np.float32)
-                write(run, sums.astype(np.float16))
+            parts = [product[:, i].reshape(-1, 2) for i in range(2)]
+            sums = [
+                (part + read(run).astype(np.float32)).astype(np.float16)
+                for part, read in zip(parts, reads_c, strict=True)
+            ]
+        for write, total in zip(writes, sums, strict=True):
+            write(run, total)
 
     return step
 
 
 def _fragment(run: Run, read: Any, warps: int) -> Array:
-    return np.broadcast_to(read(run), run.active.size).reshape(warps, 8, 4)
+    return spread(read(run), run.active.size).reshape(warps, 8, 4)
 
 
 def _real(words: Array, brain: bool) -> Array:
