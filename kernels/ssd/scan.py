@@ -196,8 +196,12 @@ def ssd_scan(
         before = shape.row_blocks - 1
         cs = cute.make_rmem_tensor((4, shape.halves, shape.runs), Uint32)
         cbs = cute.make_rmem_tensor((4, shape.halves, shape.row_blocks), Uint32)
-        cs.fill(0)
         cbs.fill(0)
+        # What the tile before has left to store.
+        words = cute.make_rmem_tensor((2, shape.halves, shape.channel_tiles), Uint32)
+        words.fill(0)
+        out_at = out_from
+        out_left = Int32(0)
         row_block = warp % shape.row_blocks
         stage = Int32(0)
         token = first * tile + row_block * 16 + part * 8 + group
@@ -228,25 +232,31 @@ def ssd_scan(
             starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
             y.fill(0.0)
             cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
-            # Long and without branches, so that the products have something to hide behind.
+            # Long and without branches, so that each wait has something else to do.
             decays = output.own_decays(decay_stage + (local + group) * 8, shape)
             begins = output.own_starts(
                 starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
             )
-            diagonal = output.weights(
-                cbs,
-                before,
-                output.load_columns(pairs + row_block * 128, 0),
-                decays,
-                distance - row_block * 16,
-                begins,
-                row_block * 16 + 2 * t,
+            diagonal = output.multiply_state(
+                y,
+                cs,
+                c_rows,
+                [lane_of + s_stage for lane_of in s_lanes],
+                output.Diagonal(
+                    cbs,
+                    before,
+                    pairs + row_block * 128,
+                    decays,
+                    distance - row_block * 16,
+                    begins,
+                    row_block * 16 + 2 * t,
+                    cb_next + Int64(next_block) * BLOCK,
+                    more,
+                ),
+                output.Rows(words, out_at, out_token * 16, out_left, t),
+                shape,
                 element,
             )
-            output.load_block(cbs, before, cb_next + Int64(next_block) * BLOCK, more, shape)
-            for run in cutlass.range_constexpr(shape.runs):
-                output.multiply_state(y, cs, run, s_lanes, s_stage, shape, element)
-                output.load_c(cs, run, c_rows, t, shape)
             output.scale_tokens(
                 y,
                 output.carried(
@@ -294,16 +304,13 @@ def ssd_scan(
                     seqlen - token,
                     element,
                 )
-            output.write_out(
-                y,
-                out_from + Int64(token) * (out_token * 2),
-                out_token * 16,
-                t,
-                seqlen - token,
-                element,
-            )
+            # Stored in the next tile's long stretch.
+            output.round_out(words, y, element)
+            out_at = out_from + Int64(token) * (out_token * 2)
+            out_left = seqlen - token
             row_block = next_block
             stage = next_stage(stage)
+        output.Rows(words, out_at, out_token * 16, out_left, t).store(shape)
     else:
         own_thread = thread - output_warps * WARP
         owner = warp - output_warps

@@ -9,6 +9,8 @@ tokens; a warp has two of them, or one.
 # The DSL ships no types, and its `.pth` file hides it from type checkers.
 # pyright: reportMissingImports=false
 
+from typing import Any, NamedTuple
+
 from cutlass import Float32, Int32, Int64, cute
 
 from ..scalars import load_two, load_words, reload_words, store_words
@@ -65,16 +67,124 @@ def load_block(cs, place, address, wanted, shape):
             cs[i, half, place] = word
 
 
-def multiply_state(y, cs, run, s_lanes, stage, shape, element):
-    """Add the state times a run of 32 of dstate of C."""
-    for pair in (0, 1):
-        for m in range(shape.channel_tiles):
-            a = load_shared(
-                s_lanes[pair] + stage, ((2 * run + pair) * shape.channel_tiles + m) * (16 * WARP)
-            )
+class Diagonal(NamedTuple):
+    """What `weights` takes of the block on the diagonal, and where the next tile's one is."""
+
+    cbs: Any
+    place: int
+    columns: Any
+    decays: list[Any]
+    distance: Any
+    begins: list[Any] | None
+    first: Any
+    following: Any
+    more: Any
+
+    def weights(self, columns, shape, element):
+        """The block's weights; loads the next one in its place."""
+        found = weights(
+            self.cbs,
+            self.place,
+            columns,
+            self.decays,
+            self.distance,
+            self.begins,
+            self.first,
+            element,
+        )
+        load_block(self.cbs, self.place, self.following, self.more, shape)
+        return found
+
+
+class Rows(NamedTuple):
+    """Rows of out to be stored, rounded by `round_out`: where, and how many are left."""
+
+    words: Any
+    address: Any
+    eight_rows: Any
+    left: Any
+    t: Any
+
+    def transposed(self, half, m):
+        """Words of 2t and 2t + 1 of 16 channels of the half's token."""
+        return [transpose_matrix(self.words[row, half, m]) for row in (0, 1)]
+
+    def store_words(self, half, m, words):
+        """Store 16 channels of the half's token, 8 bytes a lane: whole sectors."""
+        # Lanes of even t have the first of two tiles of 8 channels, those of odd t the second.
+        address = self.address + Int64(self.t // 2 * 8 + self.t % 2 * 16)
+        for _ in range(half):
+            address = address + self.eight_rows
+        store_words(address, words, self.left > 8 * half, 32 * m)
+
+    def store(self, shape):
+        """Store all of it."""
+        for half in range(shape.halves):
+            for m in range(shape.channel_tiles):
+                self.store_words(half, m, pair_up(*self.transposed(half, m), self.t))
+
+
+def multiply_state(y, cs, c_rows, stages, diagonal, rows, shape, element):
+    """Add the state times C, load the next C, and gives the weights of the diagonal's block.
+
+    The products wait for shared memory and for one another, so what else there is to do stands
+    between them: those weights, and storing the rows of the tile before. Fragments are loaded a
+    step ahead.
+    """
+    steps = [(run, pair) for run in range(shape.runs) for pair in (0, 1)]
+    tiles = [(half, m) for half in range(shape.halves) for m in range(shape.channel_tiles)]
+    found = {}
+
+    def turn(part):
+        for place in tiles[part::2]:
+            found[place] = rows.transposed(*place)
+
+    def pair(part):
+        for place in tiles[part::2]:
+            found[place] = pair_up(*found[place], rows.t)
+
+    def store():
+        for place in tiles:
+            rows.store_words(*place, found[place])
+
+    def columns():
+        found["columns"] = load_columns(diagonal.columns, 0)
+
+    def weigh():
+        found["weights"] = diagonal.weights(found["columns"], shape, element)
+
+    others = [
+        columns,
+        lambda: turn(0),
+        lambda: turn(1),
+        weigh,
+        lambda: pair(0),
+        lambda: pair(1),
+        store,
+    ]
+    fragments = load_state_tile(stages, *steps[0], shape)
+    for i, (run, pair_of) in enumerate(steps):
+        ahead = load_state_tile(stages, *steps[i + 1], shape) if i + 1 < len(steps) else None
+        for m, a in enumerate(fragments):
             for half in range(shape.halves):
-                b = [cs[2 * pair + i, half, run] for i in (0, 1)]
-                add_product(y, a, b, half, m, element)
+                add_product(
+                    y, a, [cs[2 * pair_of + j, half, run] for j in (0, 1)], half, m, element
+                )
+        if pair_of == 1:
+            load_c(cs, run, c_rows, rows.t, shape)
+        last = i + 1 == len(steps)
+        for other in others[i:] if last else others[i : i + 1]:
+            other()
+        fragments = ahead
+    return found["weights"]
+
+
+def load_state_tile(stages, run, pair, shape):
+    """The state's fragments of 16 of dstate, by 16 channels."""
+    first = (2 * run + pair) * shape.channel_tiles
+    return [
+        load_shared(stages[pair], (first + m) * (16 * WARP)) for m in range(shape.channel_tiles)
+    ]
 
 
 def add_product(y, a, b, half, m, element):
@@ -206,7 +316,7 @@ def add_dx(y, xs, d_column, first, element):
 
 
 def gate(y, address, eight_rows, t, left, element):
-    """Multiply by silu(z), read as `write_out` writes."""
+    """Multiply by silu(z), read as `Rows` are stored."""
     _, halves, tiles = y.shape
     address = address + Int64(t // 2 * 8 + t % 2 * 16)
     for half in range(halves):
@@ -219,22 +329,13 @@ def gate(y, address, eight_rows, t, left, element):
         address = address + eight_rows
 
 
-def write_out(y, address, eight_rows, t, left, element):
-    """Round and store the row of each half's token, 8 bytes a lane: whole sectors."""
-    _, halves, tiles = y.shape
-    words = [
-        transpose_matrix(pack(y[2 * row, half, m], y[2 * row + 1, half, m], element))
-        for half in range(halves)
-        for m in range(tiles)
-        for row in (0, 1)
-    ]
-    pairs = [pair_up(words[i], words[i + 1], t) for i in range(0, len(words), 2)]
-    # Lanes of even t have the first of two tiles of 8 channels, those of odd t the second.
-    address = address + Int64(t // 2 * 8 + t % 2 * 16)
-    for half in range(halves):
-        for m in range(tiles):
-            store_words(address, pairs[half * tiles + m], left > 8 * half, 32 * m)
-        address = address + eight_rows
+def round_out(words, y, element):
+    """Round to 16 bits, tokens 2t and 2t + 1 in a word."""
+    rows, halves, tiles = words.shape
+    for m in range(tiles):
+        for half in range(halves):
+            for row in range(rows):
+                words[row, half, m] = pack(y[2 * row, half, m], y[2 * row + 1, half, m], element)
 
 
 def pair_up(first, second, t):
