@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from recording_libcuda import FIRST_CONTEXT
-from ssd_launches import SETUP, cases, launches, steps
+from ssd_launches import PLACES, in_workspace, launches, names, steps
 
-HOPPER = {"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "2"}
 STREAM = 0x7F00_1234_5678
 INFINITY = float("inf")
-PLACES = {
-    name: (i + 1) << 40
-    for i, name in enumerate(
-        "x dt A B C D z dt_bias initial_states seq_idx cu_seqlens".split()  # noqa: SIM905
-    )
-}
 
 
-@pytest.fixture(scope="session")
-def artifacts(build_cases) -> Path:
-    return build_cases("ssd-loader", cases())
-
-
-@pytest.fixture
-def call(recorder, artifacts):
-    def run(script: str, **env: str) -> Any:
-        return recorder.loader(artifacts, SETUP + script, env={**HOPPER, **env})
-
-    return run
-
-
-def kernels(found: list[dict[str, Any]]) -> list[str]:
-    return [launch["kernel"] for launch in found]
-
-
-def region(address: int, made: list[Any]) -> bool:
-    """Whether an address lies in the workspace, the one allocation of bytes, aligned."""
-    ((shape, _, start),) = [each for each in made if each[1] == "uint8"]
-    return start <= address < start + shape[0] and (address - start) % 256 == 0
-
-
-def test_every_parameter_of_the_plainest_call(call, artifacts):
+def test_every_parameter_of_the_plainest_call(call, ssd_artifacts):
     outcome = call("y = call(); say([results(y), made])")
     returned, made = outcome.value
-    prepare, scan = launches(outcome, artifacts)
+    prepare, scan = launches(outcome, ssd_artifacts)
     ((shape, dtype, out),) = returned
     assert (shape, dtype) == ([2, 128, 4, 64], "bfloat16")
     assert [each[1] for each in made] == ["bfloat16", "uint8"]
@@ -129,7 +96,7 @@ def test_every_parameter_of_the_plainest_call(call, artifacts):
     assert [launch["programmatic"] for launch in (prepare, scan)] == [False, True]
 
 
-def test_optional_tensors_and_options(call, artifacts):
+def test_optional_tensors_and_options(call, ssd_artifacts):
     outcome = call(
         "y = call('D z dt_bias initial_states seq_idx', dt_softplus=True, dt_limit=(0.5, 2),"
         " return_final_states=True)\n"
@@ -138,13 +105,13 @@ def test_optional_tensors_and_options(call, artifacts):
     ((_, _, out), (shape, dtype, final)), made = outcome.value
     assert (shape, dtype) == ([2, 4, 64, 128], "float32")
     assert len(made) == 3
-    prepare, scan = (launch["params"] for launch in launches(outcome, artifacts))
+    prepare, scan = (launch["params"] for launch in launches(outcome, ssd_artifacts))
     assert prepare["dt_bias"] == PLACES["dt_bias"]
     assert prepare["seq_idx"] == PLACES["seq_idx"]
     assert (prepare["seq_batch"], prepare["seq_token"]) == (128, 1)
     assert (prepare["softplus"], prepare["low"], prepare["high"]) == (1, 0.5, 2.0)
     assert scan["starts"] == prepare["starts"]
-    assert region(scan["starts"], made)
+    assert in_workspace(scan["starts"], made)
     wanted = {
         "d": PLACES["D"],
         "z": PLACES["z"],
@@ -159,7 +126,7 @@ def test_optional_tensors_and_options(call, artifacts):
     assert {name: scan[name] for name in wanted} == wanted
 
 
-def test_dtypes_are_told_by_numbers(call, artifacts):
+def test_dtypes_are_told_by_numbers(call, ssd_artifacts):
     codes = {"float32": 0, "bfloat16": 1, "float16": 2}
     outcome = call(
         "for dtype in (torch.float32, torch.bfloat16, torch.float16):\n"
@@ -169,7 +136,7 @@ def test_dtypes_are_told_by_numbers(call, artifacts):
         "    k.mamba_chunk_scan_combined(**o, chunk_size=1)\n"
         "say(0)"
     )
-    found = launches(outcome, artifacts)
+    found = launches(outcome, ssd_artifacts)
     for (prepare, scan), code in zip(
         zip(found[::2], found[1::2], strict=True), codes.values(), strict=True
     ):
@@ -179,7 +146,7 @@ def test_dtypes_are_told_by_numbers(call, artifacts):
         assert (scan["params"]["d_kind"], scan["params"]["initial_kind"]) == (code, code)
 
 
-def test_views_of_one_projection_are_read_where_they_lie(call, artifacts):
+def test_views_of_one_projection_are_read_where_they_lie(call, ssd_artifacts):
     outcome = call(
         "def part(start, *shape):\n"
         "    inner = {4: (shape[-1], 1), 3: (1,)}[len(shape)]\n"
@@ -189,7 +156,7 @@ def test_views_of_one_projection_are_read_where_they_lie(call, artifacts):
         " C=part(640, 2, 128, 1, 128), dt=part(768, 2, 128, 4))\n"
         "say(made)"
     )
-    prepare, scan = (launch["params"] for launch in launches(outcome, artifacts))
+    prepare, scan = (launch["params"] for launch in launches(outcome, ssd_artifacts))
     base, batch = 1 << 40, 128 * 776
     assert (scan["z"], scan["x"]) == (base, base + 512)
     assert (scan["b"], scan["c"], prepare["dt"]) == (base + 1024, base + 1280, base + 1536)
@@ -202,11 +169,11 @@ def test_views_of_one_projection_are_read_where_they_lie(call, artifacts):
     assert [prepare[f"dt_{d}"] for d in ("batch", "token", "head")] == [batch, 776, 1]
 
 
-def test_groups_and_slices_of_a_head(call, artifacts):
+def test_groups_and_slices_of_a_head(call, ssd_artifacts):
     outcome = call(
         "call(sizes=dict(h=6, g=3, p=128, n=16)); say(0)",
     )
-    prepare, scan = launches(outcome, artifacts)
+    prepare, scan = launches(outcome, ssd_artifacts)
     assert (scan["params"]["groups"], scan["params"]["group_heads"]) == (3, 2)
     assert [scan["params"][f"b_{d}"] for d in ("batch", "token", "group")] == [128 * 48, 48, 16]
     slices = 128 // scan["variant"]["width"]
@@ -242,12 +209,12 @@ COPIED = {
 
 
 @pytest.mark.parametrize("case", COPIED)
-def test_rows_that_are_not_aligned_are_copied_first(call, artifacts, case):
+def test_rows_that_are_not_aligned_are_copied_first(call, ssd_artifacts, case):
     changes, copied = COPIED[case]
     outcome = call(f"y = call({changes}); say([made, results(y)])")
     made, ((_, _, out),) = outcome.value
-    found = launches(outcome, artifacts)
-    assert kernels(found) == ["ssd_copy"] * len(copied) + ["ssd_prepare", "ssd_scan"]
+    found = launches(outcome, ssd_artifacts)
+    assert names(found) == ["ssd_copy"] * len(copied) + ["ssd_prepare", "ssd_scan"]
     assert len(made) == 2  # out, and all else in one workspace
     prepare, scan = found[-2]["params"], found[-1]["params"]
     assert scan["out"] == out
@@ -258,7 +225,7 @@ def test_rows_that_are_not_aligned_are_copied_first(call, artifacts, case):
         assert [copy[f"source_{d}"] for d in ("batch", "token", "row", "column")] == [*strides]
         assert [copy[d] for d in ("batch", "seqlen", "rows", "columns")] == [2, 128, rows, columns]
         assert launch["grid"] == [2 * 16, 1, 1]
-        assert region(copy["target"], made)
+        assert in_workspace(copy["target"], made)
         row, dimension = rows * columns, "head" if name in "xz" else "group"
         found_steps = [scan[f"{name.lower()}_{d}"] for d in ("batch", "token", dimension)]
         assert scan[name.lower()] == copy["target"]
@@ -274,17 +241,17 @@ def test_rows_that_are_not_aligned_are_copied_first(call, artifacts, case):
     assert len(starts) == 2 + len(copied)
 
 
-def test_a_stride_without_meaning_copies_nothing(call, artifacts):
+def test_a_stride_without_meaning_copies_nothing(call, ssd_artifacts):
     outcome = call(
         "call(sizes=dict(b=1, l=1), x=at('x', 1, 1, 4, 64, stride=(3, 5, 64, 1)),"
         " B=at('B', 1, 1, 1, 128, stride=(1, 1, 1, 1)))\nsay(0)"
     )
-    found = launches(outcome, artifacts)
-    assert kernels(found) == ["ssd_prepare", "ssd_scan"]
+    found = launches(outcome, ssd_artifacts)
+    assert names(found) == ["ssd_prepare", "ssd_scan"]
     assert [found[1]["params"][f"x_{d}"] for d in ("batch", "token", "head")] == [0, 0, 64]
 
 
-def test_small_tensors_that_lie_apart_become_dense(call, artifacts):
+def test_small_tensors_that_lie_apart_become_dense(call, ssd_artifacts):
     """A, dt_bias and initial states are copied by torch; D and dt are read with any strides."""
     outcome = call(
         "f = torch.float32\n"
@@ -294,7 +261,7 @@ def test_small_tensors_that_lie_apart_become_dense(call, artifacts):
         " initial_states=at('initial_states', 2, 4, 64, 128, stride=(7, 8192, 1, 64)))\n"
         "say(0)"
     )
-    prepare, scan = (launch["params"] for launch in launches(outcome, artifacts))
+    prepare, scan = (launch["params"] for launch in launches(outcome, ssd_artifacts))
     assert prepare["rates"] not in (0, PLACES["A"])
     assert prepare["dt_bias"] not in (0, PLACES["dt_bias"])
     assert scan["initial"] not in (0, PLACES["initial_states"])
@@ -304,7 +271,7 @@ def test_small_tensors_that_lie_apart_become_dense(call, artifacts):
     assert [prepare[f"dt_{d}"] for d in ("batch", "token", "head")] == [1, 2, 300]
 
 
-def test_states_at_the_ends_of_sequences(call, artifacts):
+def test_states_at_the_ends_of_sequences(call, ssd_artifacts):
     outcome = call(
         "y = call('seq_idx cu_seqlens', dict(b=1), return_varlen_states=True)\n"
         "z = call('seq_idx cu_seqlens', dict(b=1), return_varlen_states=True,"
@@ -318,7 +285,7 @@ def test_states_at_the_ends_of_sequences(call, artifacts):
         [[1, 4, 64, 128], "float32"],
         [[2, 4, 64, 128], "bfloat16"],
     ]
-    found = launches(outcome, artifacts)
+    found = launches(outcome, ssd_artifacts)
     for scan, returned in ((found[1], first), (found[3], second)):
         assert scan["variant"]["packed"] == 1
         wanted = {"cu_seqlens": PLACES["cu_seqlens"], "sequences": 2, "end_states": returned[-1][2]}
@@ -327,171 +294,3 @@ def test_states_at_the_ends_of_sequences(call, artifacts):
     # Bounds alone ask for nothing, and an index for another binary.
     assert [each["variant"]["packed"] for each in found[5::2]] == [1, 0]
     assert (found[5]["params"]["cu_seqlens"], found[5]["params"]["sequences"]) == (0, 0)
-
-
-def test_a_long_sequence_with_few_heads_is_cut(call, artifacts):
-    outcome = call(
-        "y = call('initial_states D z', dict(b=1, l=64 * 100), return_final_states=True)\n"
-        "say([made, results(y)])"
-    )
-    made, ((_, _, out), (_, _, final)) = outcome.value
-    assert len(made) == 3
-    found = launches(outcome, artifacts)
-    assert kernels(found) == ["ssd_prepare", "ssd_scan", "ssd_pass", "ssd_scan"]
-    states, handed, scan = (launch["params"] for launch in found[1:])
-    segments, tiles = states["segments"], states["segment_tiles"]
-    assert segments > 1
-    assert (segments - 1) * tiles < 100 <= segments * tiles
-    assert found[1]["grid"] == found[3]["grid"] == [4 * segments, 1, 1]
-    size = 64 * 128
-    assert (states["out"], states["initial"], states["d"], states["z"]) == (0, 0, 0, 0)
-    assert [states[f"final_{d}"] for d in ("batch", "segment", "head")] == [
-        segments * 4 * size,
-        4 * size,
-        size,
-    ]
-    assert region(states["final"], made)
-    assert region(states["totals"], made)
-    assert states["totals"] - states["final"] == segments * 4 * size * 4
-    assert handed == {
-        "states": states["final"],
-        "totals": states["totals"],
-        "final": 0,
-        "initial": PLACES["initial_states"],
-        "batch": 1,
-        "segments": segments,
-        "heads": 4,
-        "size": size,
-        "initial_kind": 0,
-        "initial_batch": 0,
-        "initial_head": size,
-    }
-    assert found[2]["grid"] == [8, 4, 1]
-    assert (scan["initial"], scan["initial_kind"]) == (states["final"], 0)
-    assert [scan[f"initial_{d}"] for d in ("batch", "segment", "head")] == [
-        segments * 4 * size,
-        4 * size,
-        size,
-    ]
-    assert (scan["out"], scan["final"], scan["final_segment"]) == (out, final, -1)
-    assert (scan["d"], scan["z"], scan["totals"]) == (PLACES["D"], PLACES["z"], 0)
-    assert scan["segment_tiles"] == tiles
-    assert [launch["variant"].get("outputs") for launch in found] == [None, 0, None, 1]
-
-
-def test_nothing_to_do_launches_nothing(call, artifacts):
-    outcome = call(
-        "say([[t.shape for t in call(sizes=dict(b=0), return_final_states=True)],\n"
-        "     [t.shape for t in call(sizes=dict(h=0), return_final_states=True)],\n"
-        "     list(call(sizes=dict(l=0)).shape)])"
-    )
-    assert outcome.value == [
-        [[0, 128, 4, 64], [0, 4, 64, 128]],
-        [[2, 128, 0, 64], [2, 0, 64, 128]],
-        [2, 0, 4, 64],
-    ]
-    assert launches(outcome, artifacts) == []
-
-
-def test_without_tokens_states_are_the_initial_ones(call, artifacts):
-    outcome = call(
-        "y = call('initial_states', dict(l=0), return_final_states=True)\nsay([results(y), made])"
-    )
-    ((shape, *_), (_, _, final)), made = outcome.value
-    assert shape == [2, 0, 4, 64]
-    assert len(made) == 2
-    (scan,) = launches(outcome, artifacts)
-    wanted = {"initial": PLACES["initial_states"], "final": final, "tiles": 0, "seqlen": 0}
-    assert {name: scan["params"][name] for name in wanted} == wanted
-
-
-def test_without_tokens_only_the_first_sequence_has_a_state(call, artifacts):
-    outcome = call(
-        "o = operands(b=1, l=0, only='initial_states cu_seqlens')\n"
-        "o['initial_states'].memory.fill_(3)\n"
-        "y, ends = k.mamba_chunk_scan_combined(**o, chunk_size=4, return_varlen_states=True)\n"
-        "say([ends.memory[0].unique().tolist(), ends.memory[1].unique().tolist()])"
-    )
-    assert outcome.value == [[3.0], [0.0]]
-    assert launches(outcome, artifacts) == []
-
-
-def test_the_tensors_device_decides_context_and_stream(call, artifacts):
-    outcome = call("y = call(sizes=dict(device='cuda:1')); say(str(y.device))")
-    assert outcome.value == "cuda:1"
-    for launch in launches(outcome, artifacts):
-        assert (launch["stream"], launch["context"]) == (STREAM + 1, FIRST_CONTEXT + 1)
-
-
-def test_a_second_call_like_the_first_is_planned_no_more(call, artifacts):
-    outcome = call(
-        "from sonata_aot.loader import ssd\n"
-        "kept = [call('D')]; checked = []\n"
-        "plain = ssd.check\n"
-        "ssd.check = lambda *a: checked.append(1) or plain(*a)\n"
-        "kept += [call('D'), call('D', D=at('D', 4, address=0x50, dtype=torch.float32)), call()]\n"
-        "say([len(checked), made])"
-    )
-    assert outcome.value[0] == 1
-    found = [each["params"] for each in launches(outcome, artifacts)]
-    assert [scan["d"] for scan in found[1::2]] == [PLACES["D"], PLACES["D"], 0x50, 0]
-    assert len({scan["out"] for scan in found[1::2]}) == 4
-
-
-def test_plans_are_not_kept_without_end(call):
-    outcome = call(
-        "from sonata_aot.loader import ssd\n"
-        "ssd._MOST_PLANS = 3\n"
-        "for l in range(1, 9): call(sizes=dict(l=l))\n"
-        "say(len(k.mamba_chunk_scan_combined._plans))"
-    )
-    assert outcome.value <= 3
-
-
-def test_one_native_call_and_no_wait(call, artifacts):
-    outcome = call(
-        "call('D'); counted = []\n"
-        "plan, = k.mamba_chunk_scan_combined._plans.values()\n"
-        "class Counting:\n"
-        "    def launch(self, *a): counted.append(1); plain.launch(*a)\n"
-        "plain = plan.sequence\n"
-        "object.__setattr__(plan, 'sequence', Counting())\n"
-        "call('D'); say(len(counted))"
-    )
-    assert outcome.value == 1
-    names = set(outcome.names[outcome.names.index("cuLaunchKernel") :])
-    assert names <= {
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cuCtxGetCurrent",
-        "cuCtxPushCurrent_v2",
-        "cuCtxPopCurrent_v2",
-    }
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_failed_launch_names_its_kernel(call, artifacts, which):
-    # The copy needs more than the driver takes, or the plain first launch does.
-    kernel = ("ssd_copy", "ssd_prepare")[which]
-    changes = "x=tensor(2, 128, 4, 64, address=PLACES['x'] + 8)" if which == 0 else ""
-    outcome = call(
-        f"os.environ['SONATA_TEST_CUDA_FAIL'] = 'cuLaunchKernel=700'\n"
-        f"say(failure(lambda: call({changes})))"
-    )
-    error = outcome.value
-    assert error["type"] == "DriverError"
-    for words in (f"{kernel}[", "grid", "stream", "CUDA_ERROR_ILLEGAL_ADDRESS"):
-        assert words in error["message"]
-
-
-def test_grad_is_fine_where_it_is_off(call, artifacts):
-    outcome = call(
-        "o = operands()\n"
-        "memory = torch.zeros(4, requires_grad=True)\n"
-        "o['A'] = OnDevice(memory, address=PLACES['A'])\n"
-        "for off in (torch.inference_mode, torch.no_grad):\n"
-        "    with off(): k.mamba_chunk_scan_combined(**o, chunk_size=256)\n"
-        "say(failure(lambda: k.mamba_chunk_scan_combined(**o, chunk_size=256)))"
-    )
-    assert "A requires grad" in outcome.value["message"]
-    assert len(launches(outcome, artifacts)) == 4

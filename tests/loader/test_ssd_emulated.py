@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,7 @@ from torch import Tensor
 from sonata_aot.artifacts import open_artifacts
 from ssd_cases import indices
 from ssd_emulated import Emulated
-from ssd_launches import cases
 from ssd_reference import scan
-
-if TYPE_CHECKING:
-    from tests.conftest import BuildCases
 
 BF16 = torch.bfloat16
 # Relative L2 errors of out and states; few elements are sometimes further off.
@@ -23,8 +20,8 @@ BOUND = 4e-3
 
 
 @pytest.fixture(scope="module")
-def emulated(build_cases: BuildCases) -> Emulated:
-    return Emulated(open_artifacts(build_cases("ssd-loader", cases())), "sm90")
+def emulated(ssd_artifacts: Path) -> Emulated:
+    return Emulated(open_artifacts(ssd_artifacts), "sm90")
 
 
 def problem(

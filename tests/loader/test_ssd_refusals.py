@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from ssd_launches import SETUP, cases
-
-HOPPER = {"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "3"}
+from ssd_launches import ENVIRONMENT, SETUP
 
 ARGUMENT = "ArgumentError"
 REFUSED = {
@@ -77,17 +71,12 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="session")
-def artifacts(build_cases) -> Path:
-    return build_cases("ssd-loader", cases())
-
-
-def test_bad_calls_are_refused(recorder, artifacts):
-    outcome = recorder.refused(artifacts, REFUSED, SETUP, env=HOPPER)
+def test_bad_calls_are_refused(recorder, ssd_artifacts):
+    outcome = recorder.refused(ssd_artifacts, REFUSED, SETUP, env=ENVIRONMENT)
     assert not outcome.named("cuLaunchKernel", "cuLaunchKernelEx")
 
 
-def test_a_refusal_is_not_forgotten(recorder, artifacts):
+def test_a_refusal_is_not_forgotten(recorder, ssd_artifacts):
     """The check is left out for a call that went well, and for no other."""
     cases = {
         "call(D=tensor(3))": (ARGUMENT, "D has shape"),
@@ -96,10 +85,10 @@ def test_a_refusal_is_not_forgotten(recorder, artifacts):
         "(call('D'), call(D=tensor(4, address=0)))": (ARGUMENT, "D has no memory"),
         "(call('z'), call(z=tensor(2, 128, 4, 64, negated=True)))": (ARGUMENT, "negated"),
     }
-    recorder.refused(artifacts, cases, SETUP, env=HOPPER)
+    recorder.refused(ssd_artifacts, cases, SETUP, env=ENVIRONMENT)
 
 
 def test_artifacts_without_the_kernels_say_so(recorder, build_cases):
     without = build_cases("ssd-none", [("sm90", "ssd_pass", {"threads": 256})])
     cases = {"k.mamba_chunk_scan_combined": ("VariantMissing", "ssd_scan", "--kernel")}
-    recorder.refused(without, cases, "k = loader.load(ARTIFACTS, devices=[0])", env=HOPPER)
+    recorder.refused(without, cases, "k = loader.load(ARTIFACTS, devices=[0])", env=ENVIRONMENT)

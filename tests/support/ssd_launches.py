@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,12 @@ from sonata_aot.kernels import Variant, builtin
 if TYPE_CHECKING:
     from recording_libcuda import Outcome
 
+ENVIRONMENT = {"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "3"}
+NAMES = (
+    "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens",
+)  # fmt: skip
+# Where a call of `SETUP` has them.
+PLACES = {name: (i + 1) << 40 for i, name in enumerate(NAMES)}
 KERNELS = ("ssd_copy", "ssd_prepare", "ssd_pass", "ssd_scan")
 # Headdim and dstate of the binaries that tests of the loader have, by dtype.
 PAIRS = {"bf16": ((64, 128), (128, 16)), "f16": ((64, 128),)}
@@ -20,8 +26,7 @@ PAIRS = {"bf16": ((64, 128), (128, 16)), "f16": ((64, 128),)}
 # `changes` arguments by name. `made` lists what it allocated.
 SETUP = """
 k = loader.load(ARTIFACTS, devices=[0, 1])
-NAMES = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens")
-PLACES = {name: (i + 1) << 40 for i, name in enumerate(NAMES)}
+from ssd_launches import NAMES, PLACES
 made = []
 plain_new_empty = OnDevice.new_empty
 def new_empty(self, shape, dtype=None):
@@ -111,4 +116,12 @@ def steps(name: str, dimensions: str, values: Iterable[int]) -> dict[str, int]:
     return {f"{name}_{d}": v for d, v in zip(dimensions.split(), values, strict=True)}
 
 
-Runner = Callable[..., "Outcome"]
+def names(found: list[dict[str, Any]]) -> list[str]:
+    """The kernels of launches."""
+    return [launch["kernel"] for launch in found]
+
+
+def in_workspace(address: int, made: list[Any]) -> bool:
+    """Whether an address lies in the workspace, the one allocation of bytes, aligned."""
+    ((shape, _, start),) = [each for each in made if each[1] == "uint8"]
+    return start <= address < start + shape[0] and (address - start) % 256 == 0
