@@ -1,13 +1,16 @@
-"""Hands states on between the segments of a sequence that `ssd_scan` went through apart.
+"""Hands states on between the segments of a sequence that `ssd_scan` goes through apart.
 
-- ``states``   ``(batch, segments, heads, size)`` fp32, contiguous, ``size`` = headdim x dstate, a
-  multiple of 4: what each segment made of a state of zeros. On return the state before it;
-- ``totals``   ``(batch, segments, heads)`` fp32: the factor from the state before to that after;
+`ssd_scan` without outputs has gone through all segments but the last in parts, `ratio` of them a
+segment, each from a state of zeros.
+
+- ``own``      ``(batch, parts, heads, size)`` fp32, ``size`` = headdim x dstate, a multiple of 4:
+  what each part made of nothing;
+- ``totals``   ``(batch, parts, heads)`` fp32: the factor from the state before a part to after it;
 - ``initial``  ``(batch, heads, size)`` of dtype ``initial_kind``, or null for zeros; strides of
   batch and heads count elements, and rows start aligned to 16 bytes;
-- ``final``    ``(batch, heads, size)`` fp32, contiguous, or null: the state after the last segment.
+- ``states``   ``(batch, parts / ratio + 1, heads, size)`` fp32: the state before each segment.
 
-Grid ``(ceildiv(size, 1024), heads, batch)``, blocks of 256 threads, four elements each.
+Grid ``(ceildiv(size, 4 * threads), heads, batch)``, four elements a thread.
 """
 
 # The DSL ships no types, and its `.pth` file hides it from type checkers.
@@ -22,12 +25,13 @@ from .prepare import bits
 
 @cute.kernel
 def ssd_pass(
-    states: cute.Pointer,
+    own: cute.Pointer,
     totals: cute.Pointer,
     initial: cute.Pointer,
-    final: cute.Pointer,
+    states: cute.Pointer,
     batch: Int32,
-    segments: Int32,
+    parts: Int32,
+    ratio: Int32,
     heads: Int32,
     size: Int32,
     initial_kind: Int32,
@@ -48,14 +52,26 @@ def ssd_pass(
         pair = load_pair(initial.toint(), entry + 2 * i, initial_kind, known)
         state[2 * i] = pair[0]
         state[2 * i + 1] = pair[1]
-    row = Int64(this_batch) * segments * heads + head
-    for _ in cutlass.range(0, segments, 1, unroll=1):
-        address = states.toint() + (row * size + element) * 4
-        own = load_words(address, inside)
+    row = Int64(this_batch) * parts * heads + head
+    segment = Int64(this_batch) * (parts // ratio + 1) * heads + head
+    left = Int32(0)
+    for _ in cutlass.range(0, parts, 1, unroll=2):
+        found = load_words(own.toint() + (row * size + element) * 4, inside)
         factor = load_scalar(totals.toint(), row, Int32(0), True)
-        store_words(address, [bits(state[i]) for i in range(4)], inside)
+        store_words(
+            states.toint() + (segment * size + element) * 4,
+            [bits(state[i]) for i in range(4)],
+            inside & (left == 0),
+        )
+        if left == 0:
+            segment = segment + heads
+            left = ratio
+        left = left - 1
         for i in cutlass.range_constexpr(4):
-            state[i] = state[i] * factor + own[i].bitcast(Float32)
+            state[i] = state[i] * factor + found[i].bitcast(Float32)
         row = row + heads
-    last = final.toint() + ((Int64(this_batch) * heads + head) * size + element) * 4
-    store_words(last, [bits(state[i]) for i in range(4)], inside & (final.toint() != 0))
+    store_words(
+        states.toint() + (segment * size + element) * 4,
+        [bits(state[i]) for i in range(4)],
+        inside,
+    )

@@ -206,11 +206,7 @@ def ssd_scan(
         stage = Int32(0)
         token = first * tile + row_block * 16 + part * 8 + group
         cb_here = cb_from + cb_tile * first + output.triangle_of(row_block)
-        for block in cutlass.range_constexpr(before):
-            output.load_block(
-                cbs, block, cb_here + block * BLOCK, (block < row_block) & (count > 0), shape
-            )
-        # The last place has the block on the diagonal.
+        # The last place has the block on the diagonal, and is loaded a tile ahead.
         output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > 0, shape)
         if count > 0:
             c_rows = output.rows_of_c(c_from, c_token, token, seqlen, shape)
@@ -242,7 +238,7 @@ def ssd_scan(
                 cs,
                 c_rows,
                 [lane_of + s_stage for lane_of in s_lanes],
-                output.Diagonal(
+                output.Blocks(
                     cbs,
                     before,
                     pairs + row_block * 128,
@@ -252,6 +248,8 @@ def ssd_scan(
                     row_block * 16 + 2 * t,
                     cb_next + Int64(next_block) * BLOCK,
                     more,
+                    cb_here,
+                    row_block,
                 ),
                 output.Rows(words, out_at, out_token * 16, out_left, t),
                 shape,
@@ -288,10 +286,6 @@ def ssd_scan(
                         shape,
                         element,
                     )
-            for block in cutlass.range_constexpr(before):
-                output.load_block(
-                    cbs, block, cb_next + block * BLOCK, more & (block < next_block), shape
-                )
             if i + 2 < count:
                 cute.arch.barrier_arrive(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
             token = (first + i) * tile + local + group
@@ -309,6 +303,7 @@ def ssd_scan(
             out_at = out_from + Int64(token) * (out_token * 2)
             out_left = seqlen - token
             row_block = next_block
+            cb_here = cb_next
             stage = next_stage(stage)
         output.Rows(words, out_at, out_token * 16, out_left, t).store(shape)
     else:

@@ -67,8 +67,11 @@ def load_block(cs, place, address, wanted, shape):
             cs[i, half, place] = word
 
 
-class Diagonal(NamedTuple):
-    """What `weights` takes of the block on the diagonal, and where the next tile's one is."""
+class Blocks(NamedTuple):
+    """A row of blocks of C Bᵀ: what `weights` takes of that on the diagonal, and where all are.
+
+    The one on the diagonal has been loaded; `following` is the next tile's.
+    """
 
     cbs: Any
     place: int
@@ -79,6 +82,8 @@ class Diagonal(NamedTuple):
     first: Any
     following: Any
     more: Any
+    here: Any
+    before: Any
 
     def weights(self, columns, shape, element):
         """The block's weights; loads the next one in its place."""
@@ -94,6 +99,11 @@ class Diagonal(NamedTuple):
         )
         load_block(self.cbs, self.place, self.following, self.more, shape)
         return found
+
+    def load_before(self, shape):
+        """Load the blocks before the diagonal."""
+        for block in range(shape.row_blocks - 1):
+            load_block(self.cbs, block, self.here + block * BLOCK, block < self.before, shape)
 
 
 class Rows(NamedTuple):
@@ -124,7 +134,7 @@ class Rows(NamedTuple):
                 self.store_words(half, m, pair_up(*self.transposed(half, m), self.t))
 
 
-def multiply_state(y, cs, c_rows, stages, diagonal, rows, shape, element):
+def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
     """Add the state times C, load the next C, and gives the weights of the diagonal's block.
 
     The products wait for shared memory and for one another, so what else there is to do stands
@@ -148,10 +158,11 @@ def multiply_state(y, cs, c_rows, stages, diagonal, rows, shape, element):
             rows.store_words(*place, found[place])
 
     def columns():
-        found["columns"] = load_columns(diagonal.columns, 0)
+        blocks.load_before(shape)
+        found["columns"] = load_columns(blocks.columns, 0)
 
     def weigh():
-        found["weights"] = diagonal.weights(found["columns"], shape, element)
+        found["weights"] = blocks.weights(found["columns"], shape, element)
 
     others = [
         columns,

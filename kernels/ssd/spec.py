@@ -125,11 +125,11 @@ def _scan(dtype: str, headdim: int, dstate: int, packed: int, outputs: int, pdl:
 PASS = Declaration(
     name="ssd_pass",
     parameters=(
-        _pointer("states", "f32", 16),
+        _pointer("own", "f32", 16),
         _pointer("totals", "f32", 4),
         _pointer("initial", "u8", 16),
-        _pointer("final", "f32", 16),
-        *_integers("batch", "segments", "heads", "size", "initial_kind"),
+        _pointer("states", "f32", 16),
+        *_integers("batch", "parts", "ratio", "heads", "size", "initial_kind"),
         *_strides(*_of("initial", "batch", "head")),
     ),
     choices=("threads",),
