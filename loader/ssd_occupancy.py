@@ -8,14 +8,18 @@ from ..artifacts.manifest import Binary
 
 # Blocks for each multiprocessor from which on a sequence is not cut.
 FULL = 0.75
-# Fewest tiles of a segment.
+# Fewest tiles of a segment, and of a part of one; most parts of a segment.
 LEAST_TILES = 4
-# What the pass that makes the states of segments costs, as a share of the scan itself.
+LEAST_PART = 2
+MOST_PARTS = 8
+# What a tile costs where only states are made, over what it costs in all.
 STATES_COST = 0.45
 # What two more launches cost, in tiles of one block.
 LAUNCHES_COST = 4.0
-# What blocks that share a multiprocessor take, over what they would one after another.
+# What blocks that share a multiprocessor take, over what they would one after another: of the scan,
+# and of those with half the warps that only make states.
 SHARING = 0.9
+STATES_SHARING = 0.6
 _REGISTERS = 65536
 # Shared memory that the driver keeps of each block's.
 _RESERVED = 1024
@@ -36,34 +40,78 @@ class Gpu:
         return max(1, min((self.shared_bytes + _RESERVED) // shared, _REGISTERS // registers))
 
 
-def cost(blocks: int, tiles: int, multiprocessors: int, resident: int, segments: int = 1) -> float:
+@dataclass(frozen=True)
+class Cut:
+    """A sequence in segments of `segment_tiles` tiles, the last of which may have fewer.
+
+    States are made by parts, `ratio` of them a segment. None is empty.
+    """
+
+    segments: int
+    segment_tiles: int
+    ratio: int = 1
+
+    @classmethod
+    def of(cls, tiles: int, segments: int, ratio: int = 1) -> Cut:
+        """About so many segments."""
+        segment_tiles = ratio * -(-tiles // (segments * ratio))
+        return cls(-(-tiles // segment_tiles), segment_tiles, ratio)
+
+    @property
+    def part_tiles(self) -> int:
+        """Tiles of a part."""
+        return self.segment_tiles // self.ratio
+
+    @property
+    def parts(self) -> int:
+        """Parts of all segments but the last, whose state nobody needs."""
+        return (self.segments - 1) * self.ratio
+
+
+@dataclass(frozen=True)
+class Room:
+    """Multiprocessors, and blocks that one holds: of the scan, and of those that make states."""
+
+    multiprocessors: int
+    resident: int
+    states_resident: int
+
+
+def cost(blocks: int, cut: Cut, room: Room) -> float:
     """Model of the time of a scan, in tiles that a block goes through alone.
 
     A multiprocessor is busy with one block; a second one beside it makes both slower, and gains
-    little over one after the other. The states of segments are a pass of their own.
+    little over one after the other.
     """
-    most = -(-blocks * segments // multiprocessors)
-    sharing = SHARING if min(most, resident) > 1 else 1.0
-    time = most * sharing * -(-tiles // segments)
-    return time if segments == 1 else (1 + STATES_COST) * time + LAUNCHES_COST
+
+    def busy(count: int, resident: int, sharing: float) -> float:
+        most = -(-count // room.multiprocessors)
+        return most * (sharing if min(most, resident) > 1 else 1.0)
+
+    time = cut.segment_tiles * busy(blocks * cut.segments, room.resident, SHARING)
+    if cut.segments > 1:
+        each = busy(blocks * cut.parts, room.states_resident, STATES_SHARING)
+        time += STATES_COST * cut.part_tiles * each + LAUNCHES_COST
+    return time
 
 
-def choose_segments(blocks: int, tiles: int, multiprocessors: int, resident: int) -> int:
-    """How many segments the sequence of each of `blocks` blocks is cut into.
+def choose_cut(blocks: int, tiles: int, room: Room) -> Cut:
+    """How the sequence of each of `blocks` blocks is cut into segments.
 
-    One where there are blocks for `FULL` of the multiprocessors. Else as many as give each
-    multiprocessor one block, or two, up to `resident`: what costs least, where each segment has at
-    least `LEAST_TILES` tiles. None is empty.
+    Not at all where there are blocks for `FULL` of the multiprocessors. Else into as many segments
+    as give each multiprocessor one block, or two, up to `resident`, of at least `LEAST_TILES` tiles
+    each, and these into parts: what costs least.
     """
-    best = 1
-    if blocks < 1 or blocks >= FULL * multiprocessors:
+    best = Cut.of(tiles, 1) if tiles else Cut(1, 0)
+    if blocks < 1 or blocks >= FULL * room.multiprocessors:
         return best
-    for wanted in range(1, resident + 1):
-        most = min(wanted * multiprocessors // blocks, tiles // LEAST_TILES)
-        if most > 1:
-            segments = -(-tiles // -(-tiles // most))
-            if cost(blocks, tiles, multiprocessors, resident, segments) < cost(
-                blocks, tiles, multiprocessors, resident, best
-            ):
-                best = segments
+    least = cost(blocks, best, room)
+    for wanted in range(1, room.resident + 1):
+        segments = min(wanted * room.multiprocessors // blocks, tiles // LEAST_TILES)
+        for ratio in range(1, MOST_PARTS + 1) if segments > 1 else ():
+            cut = Cut.of(tiles, segments, ratio)
+            if cut.part_tiles < LEAST_PART or cut.segments < 2:
+                break
+            if (time := cost(blocks, cut, room)) < least:
+                best, least = cut, time
     return best

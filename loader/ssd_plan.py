@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..artifacts.errors import VariantMissing
 from .library import Loaded, Table
 from .ssd_launches import Address, Launches, Value, Workspace
-from .ssd_occupancy import Gpu, choose_segments
+from .ssd_occupancy import Cut, Gpu, Room, choose_cut
 from .ssd_tensors import INPUTS, Call, Layout
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Planner:
         """`tables` by kernel; `gpu` says what a device is."""
         self._tables = tables
         self.gpu = gpu
-        # How many segments, in place of `choose_segments`: for tests and measurements.
-        self.segments: Callable[[int, int, int, int], int] = choose_segments
+        # Tests and measurements may put another rule in its place.
+        self.cut: Callable[[int, int, Room], Cut] = choose_cut
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call.
@@ -152,23 +152,14 @@ class _Planning:
         if call.seqlen == 0 and not options.final_states:
             return
         tiles = -(-call.seqlen // tile)
-        slices = call.headdim // int(variant["width"])
-        segments = 1
-        if tiles > 1:
-            gpu = self._planner.gpu(call.device)
-            segments = self._planner.segments(
-                call.batch * call.heads * slices,
-                tiles,
-                gpu.multiprocessors,
-                gpu.resident(scan.binary),
-            )
         self._add_copies()
         prepared = self._add_prepare(prepare, tile, tiles)
         values = self._scan_values(prepared, tiles)
-        if segments > 1:
-            packed = int(has_index)
-            states_only = self._planner.pick(SCAN, call, **sizes, packed=packed, outputs=0)
-            values = self._add_segments(states_only, values, tiles, segments)
+        if tiles > 1:
+            states_only = self._planner.pick(SCAN, call, **sizes, packed=int(has_index), outputs=0)
+            cut = self._cut(scan, states_only, tiles)
+            if cut.segments > 1:
+                values = self._add_segments(states_only, values, cut)
         size = call.headdim * call.dstate
         if options.final_states:
             values |= {"final": Address(FINAL), "final_segment": -1}
@@ -291,30 +282,39 @@ class _Planning:
         values |= {"cu_seqlens": 0, "end_states": 0, "sequences": 0}
         return values
 
+    def _cut(self, scan: Loaded, states_only: Loaded, tiles: int) -> Cut:
+        call, gpu = self._call, self._planner.gpu(self._call.device)
+        room = Room(
+            gpu.multiprocessors, gpu.resident(scan.binary), gpu.resident(states_only.binary)
+        )
+        slices = call.headdim // int(scan.binary.variant["width"])
+        return self._planner.cut(call.batch * call.heads * slices, tiles, room)
+
     def _add_segments(
-        self, scan: Loaded, values: dict[str, Value], tiles: int, segments: int
+        self, states_only: Loaded, values: dict[str, Value], cut: Cut
     ) -> dict[str, Value]:
         """Enter what finds the state before each segment; returns what the scan then takes."""
         call = self._call
         size = call.headdim * call.dstate
-        states = self._workspace.take(4 * call.batch * segments * call.heads * size)
-        totals = self._workspace.take(4 * call.batch * segments * call.heads)
-        cut: dict[str, Value] = {"segments": segments, "segment_tiles": -(-tiles // segments)}
-        batch, segment, head = segments * call.heads * size, call.heads * size, size
-        alone = {"d": 0, "z": 0, "out": 0, "initial": 0, "initial_kind": 0}
-        alone |= {"final": states, "totals": totals}
-        alone |= {"initial_batch": 0, "initial_head": 0}
-        alone |= {"final_batch": batch, "final_segment": segment, "final_head": head}
-        self._launches.add(scan, {**values, **cut, **alone})
+        row = call.heads * size
+        own = self._workspace.take(4 * call.batch * cut.parts * row)
+        totals = self._workspace.take(4 * call.batch * cut.parts * call.heads)
+        states = self._workspace.take(4 * call.batch * cut.segments * row)
+        alone: dict[str, Value] = {"segments": cut.parts, "segment_tiles": cut.part_tiles}
+        alone |= {"d": 0, "z": 0, "out": 0, "initial": 0, "initial_kind": 0}
+        alone |= {"initial_batch": 0, "initial_head": 0, "final": own, "totals": totals}
+        alone |= {"final_batch": cut.parts * row, "final_segment": row, "final_head": size}
+        self._launches.add(states_only, {**values, **alone})
         self._launches.add(
             self._planner.pick(PASS, call),
             {
-                "states": states,
+                "own": own,
                 "totals": totals,
                 "initial": values["initial"],
-                "final": 0,
+                "states": states,
                 "batch": call.batch,
-                "segments": segments,
+                "parts": cut.parts,
+                "ratio": cut.ratio,
                 "heads": call.heads,
                 "size": size,
                 "initial_kind": values["initial_kind"],
@@ -322,9 +322,10 @@ class _Planning:
                 "initial_head": values["initial_head"],
             },
         )
-        before: dict[str, Value] = {"initial": states, "initial_kind": 0}
-        before |= {"initial_batch": batch, "initial_segment": segment, "initial_head": head}
-        return {**values, **cut, **before}
+        before: dict[str, Value] = {"segments": cut.segments, "segment_tiles": cut.segment_tiles}
+        before |= {"initial": states, "initial_kind": 0, "initial_batch": cut.segments * row}
+        before |= {"initial_segment": row, "initial_head": size}
+        return {**values, **before}
 
     def _kind(self, name: str) -> int:
         layout = self._call.layouts.get(name)

@@ -145,14 +145,14 @@ def test_any_strides(kernels: Kernels):
 
 
 @pytest.mark.parametrize("lengths", [(300,), (1, 63, 64, 65, 107), (64, 64, 128), (5, 0, 0, 195)])
-@pytest.mark.parametrize("cut", [1, 3])
-def test_sequences_in_one_row(kernels: Kernels, lengths: tuple[int, ...], cut: int):
+@pytest.mark.parametrize(("cut", "ratio"), [(1, 1), (3, 1), (2, 2)])
+def test_sequences_in_one_row(kernels: Kernels, lengths: tuple[int, ...], cut: int, ratio: int):
     for initial in (None, torch.float32):
         arguments = problem(
             1, sum(lengths), D=True, initial_states=initial, return_varlen_states=True
         )
         arguments |= sequences(*lengths)
-        with segments(kernels, cut):
+        with segments(kernels, cut, ratio):
             check(kernels, arguments, (lengths, initial))
             check(kernels, {**arguments, "return_final_states": False}, lengths)
 
@@ -195,11 +195,11 @@ def test_without_tokens_batch_or_heads(kernels: Kernels):
         assert out.numel() == final.numel() == 0
 
 
-@pytest.mark.parametrize("count", [2, 3, 7, 1000])
-def test_segments(kernels: Kernels, count: int):
+@pytest.mark.parametrize(("count", "ratio"), [(2, 1), (2, 3), (3, 2), (7, 1), (1000, 1)])
+def test_segments(kernels: Kernels, count: int, ratio: int):
     for initial in (None, torch.float16):
-        arguments = problem(2, 700, D=True, z=True, initial_states=initial)
-        with segments(kernels, count):
+        arguments = problem(2, 1500, D=True, z=True, initial_states=initial)
+        with segments(kernels, count, ratio):
             check(kernels, arguments, (count, initial))
 
 

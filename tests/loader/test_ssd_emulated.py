@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sonata_aot.artifacts import open_artifacts
+from sonata_aot.loader.ssd_occupancy import Cut
 from ssd_cases import indices
 from ssd_emulated import Emulated
 from ssd_reference import scan
@@ -83,18 +84,31 @@ def test_rows_that_are_not_aligned(emulated: Emulated):
     check(emulated, arguments, "copy", "copy", "copy", "prepare", "scan")
 
 
+def cut(emulated: Emulated, monkeypatch: pytest.MonkeyPatch, segments: int, ratio: int = 1) -> None:
+    monkeypatch.setattr(
+        emulated.planner, "cut", lambda blocks, tiles, room: Cut.of(tiles, segments, ratio)
+    )
+
+
+@pytest.mark.parametrize(("segments", "ratio"), [(3, 1), (2, 2), (3, 2)])
 @pytest.mark.parametrize("initial", [False, True])
-def test_segments(emulated: Emulated, monkeypatch: pytest.MonkeyPatch, initial: bool):
-    monkeypatch.setattr(emulated.planner, "segments", lambda *sizes: 3)
-    arguments = problem(1, 150)
+def test_segments(
+    emulated: Emulated,
+    monkeypatch: pytest.MonkeyPatch,
+    segments: int,
+    ratio: int,
+    initial: bool,
+):
+    cut(emulated, monkeypatch, segments, ratio)
+    arguments = problem(2, 64 * segments * ratio - 40)
     if initial:
-        arguments["initial_states"] = torch.randn(1, 2, 64, 128)
+        arguments["initial_states"] = torch.randn(2, 2, 64, 128)
     check(emulated, arguments, "prepare", "scan", "pass", "scan")
 
 
 def test_errors_would_show(emulated: Emulated, monkeypatch: pytest.MonkeyPatch):
     """What these tests compare depends on the state that goes from segment to segment."""
-    monkeypatch.setattr(emulated.planner, "segments", lambda *sizes: 3)
+    cut(emulated, monkeypatch, 3)
     monkeypatch.setattr(emulated, "left_out", "ssd_pass")
     with pytest.raises(AssertionError, match="is off by"):
         check(emulated, problem(1, 150))
@@ -102,7 +116,7 @@ def test_errors_would_show(emulated: Emulated, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("segments", [1, 2])
 def test_sequences(emulated: Emulated, monkeypatch: pytest.MonkeyPatch, segments: int):
-    monkeypatch.setattr(emulated.planner, "segments", lambda *sizes: segments)
+    cut(emulated, monkeypatch, segments)
     lengths = (5, 0, 60, 35)
     arguments = problem(1, 100) | {"return_varlen_states": True}
     arguments["seq_idx"] = indices(*lengths)

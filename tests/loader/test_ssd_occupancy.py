@@ -13,59 +13,78 @@ from sonata_aot.loader.ssd_occupancy import (
     LEAST_TILES,
     SHARING,
     STATES_COST,
+    STATES_SHARING,
+    Cut,
     Gpu,
-    choose_segments,
+    Room,
+    choose_cut,
     cost,
 )
 
-H200 = (132, 2)  # multiprocessors, and blocks that one holds
-A10G = (80, 1)
+# Multiprocessors, and blocks that one holds.
+H200 = Room(132, 1, 3)
+PAIRS = Room(132, 2, 3)
+A10G = Room(80, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("blocks", "tiles", "gpu", "segments"),
+    ("blocks", "tiles", "room", "segments"),
     [
         (128, 32, H200, 1),  # 2 x 2048 tokens, 64 heads
-        (64, 512, H200, 4),  # 1 x 32768
-        (24, 32, H200, 5),  # 1 x 2048, 24 heads
+        (64, 512, H200, 2),  # 1 x 32768
+        (64, 512, PAIRS, 4),
+        (24, 32, H200, 4),  # 1 x 2048, 24 heads
         (512, 32, H200, 1),  # 8 x 2048
         (32, 32, A10G, 2),
         (64, 32, A10G, 1),
         (4, 100, H200, 25),  # each of four tiles
-        (1, 10000, H200, 264),
         (64, 1, H200, 1),
         (64, 0, H200, 1),
         (0, 100, H200, 1),
         (99, 1000, H200, 1),  # three quarters of the GPU
-        (66, 1000, H200, 4),
-        (67, 1000, H200, 3),  # on two multiprocessors of three two blocks
-        (90, 1000, H200, 1),  # twice as many would gain less than they cost
+        (67, 1000, H200, 1),  # twice as many are more than one each
     ],
 )
-def test_known_cases(blocks: int, tiles: int, gpu: tuple[int, int], segments: int):
-    assert choose_segments(blocks, tiles, *gpu) == segments
+def test_known_cases(blocks: int, tiles: int, room: Room, segments: int):
+    assert choose_cut(blocks, tiles, room).segments == segments
 
 
-def test_segments_are_worth_it_fit_at_once_and_are_not_empty():
-    for gpu in ((1, 1), (7, 3), A10G, H200):
+def test_cuts_are_worth_it_fit_at_once_and_are_not_empty():
+    for room in (Room(1, 1, 1), Room(7, 3, 2), A10G, H200, PAIRS):
         for blocks in (1, 2, 3, 24, 64, 100, 500):
             for tiles in (1, 2, 7, 8, 9, 31, 64, 100, 999):
-                segments = choose_segments(blocks, tiles, *gpu)
-                assert segments >= 1
-                if segments == 1:
+                cut = choose_cut(blocks, tiles, room)
+                assert cut.segments >= 1
+                assert (cut.segments - 1) * cut.segment_tiles < tiles
+                assert tiles <= cut.segments * cut.segment_tiles
+                if cut.segments == 1:
                     continue
-                each = -(-tiles // segments)
-                assert each >= LEAST_TILES
-                assert (segments - 1) * each < tiles <= segments * each
-                assert blocks * segments <= gpu[0] * gpu[1]
-                assert cost(blocks, tiles, *gpu, segments) < cost(blocks, tiles, *gpu)
+                assert cut.segment_tiles >= LEAST_TILES
+                assert cut.part_tiles * cut.ratio == cut.segment_tiles
+                assert cut.parts * cut.part_tiles < tiles
+                assert blocks * cut.segments <= room.multiprocessors * room.resident
+                assert cost(blocks, cut, room) < cost(blocks, Cut(1, tiles), room)
 
 
 def test_cost_counts_blocks_of_a_multiprocessor_and_the_pass_over_states():
-    assert cost(132, 10, *H200) == 10
-    assert cost(133, 10, *H200) == 2 * SHARING * 10
-    assert cost(81, 10, *A10G) == 20
-    assert cost(1, 100, *H200, 10) == (1 + STATES_COST) * 10 + LAUNCHES_COST
+    whole = Cut(1, 10)
+    assert cost(132, whole, H200) == 10
+    assert cost(133, whole, H200) == 20
+    assert cost(133, whole, PAIRS) == 2 * SHARING * 10
+    cut = Cut(10, 10, 2)
+    assert cost(1, cut, H200) == 10 + STATES_COST * 5 + LAUNCHES_COST
+    assert cost(13, cut, H200) == 10 + STATES_COST * 5 * 2 * STATES_SHARING + LAUNCHES_COST
+
+
+def test_a_cut_of_so_many_segments_has_whole_parts():
+    for tiles in range(1, 60):
+        for segments in range(1, tiles + 1):
+            for ratio in (1, 2, 3):
+                cut = Cut.of(tiles, segments, ratio)
+                assert cut.segment_tiles % ratio == 0
+                assert (cut.segments - 1) * cut.segment_tiles < tiles
+                assert tiles <= cut.segments * cut.segment_tiles
+                assert cut.segments <= segments
 
 
 @pytest.mark.parametrize(

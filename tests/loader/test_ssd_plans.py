@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recording_libcuda import FIRST_CONTEXT
-from ssd_launches import PLACES, in_workspace, launches, names
+from ssd_launches import PLACES, in_workspace, launches, names, steps
 
 STREAM = 0x7F00_1234_5678
 
@@ -20,27 +20,34 @@ def test_a_long_sequence_with_few_heads_is_cut(call, ssd_artifacts):
     found = launches(outcome, ssd_artifacts)
     assert names(found) == ["ssd_prepare", "ssd_scan", "ssd_pass", "ssd_scan"]
     states, handed, scan = (launch["params"] for launch in found[1:])
-    segments, tiles = states["segments"], states["segment_tiles"]
+    segments, tiles = scan["segments"], scan["segment_tiles"]
+    parts, ratio = handed["parts"], handed["ratio"]
     assert segments > 1
     assert (segments - 1) * tiles < 100 <= segments * tiles
-    assert found[1]["grid"] == found[3]["grid"] == [4 * segments, 1, 1]
+    # All segments but the last, in parts.
+    assert parts == (segments - 1) * ratio
+    assert (states["segments"], states["segment_tiles"] * ratio) == (parts, tiles)
+    assert found[1]["grid"] == [4 * parts, 1, 1]
+    assert found[3]["grid"] == [4 * segments, 1, 1]
     size = 64 * 128
     assert (states["out"], states["initial"], states["d"], states["z"]) == (0, 0, 0, 0)
-    assert [states[f"final_{d}"] for d in ("batch", "segment", "head")] == [
-        segments * 4 * size,
-        4 * size,
-        size,
-    ]
-    assert in_workspace(states["final"], made)
-    assert in_workspace(states["totals"], made)
-    assert states["totals"] - states["final"] == segments * 4 * size * 4
+    wanted = steps("final", "batch segment head", (parts * 4 * size, 4 * size, size))
+    assert {name: states[name] for name in wanted} == wanted
+    places = [states["final"], states["totals"], handed["states"]]
+    sizes = [parts * 4 * size * 4, parts * 4 * 4, segments * 4 * size * 4]
+    for place, taken in zip(places, sizes, strict=True):
+        assert in_workspace(place, made)
+        assert in_workspace(place + (taken - 1) // 256 * 256, made)
+    assert places[0] + sizes[0] <= places[1]
+    assert places[1] + sizes[1] <= places[2]
     assert handed == {
-        "states": states["final"],
+        "own": states["final"],
         "totals": states["totals"],
-        "final": 0,
         "initial": PLACES["initial_states"],
+        "states": scan["initial"],
         "batch": 1,
-        "segments": segments,
+        "parts": parts,
+        "ratio": ratio,
         "heads": 4,
         "size": size,
         "initial_kind": 0,
@@ -48,15 +55,11 @@ def test_a_long_sequence_with_few_heads_is_cut(call, ssd_artifacts):
         "initial_head": size,
     }
     assert found[2]["grid"] == [8, 4, 1]
-    assert (scan["initial"], scan["initial_kind"]) == (states["final"], 0)
-    assert [scan[f"initial_{d}"] for d in ("batch", "segment", "head")] == [
-        segments * 4 * size,
-        4 * size,
-        size,
-    ]
+    assert scan["initial_kind"] == 0
+    wanted = steps("initial", "batch segment head", (segments * 4 * size, 4 * size, size))
+    assert {name: scan[name] for name in wanted} == wanted
     assert (scan["out"], scan["final"], scan["final_segment"]) == (out, final, -1)
     assert (scan["d"], scan["z"], scan["totals"]) == (PLACES["D"], PLACES["z"], 0)
-    assert scan["segment_tiles"] == tiles
     assert [launch["variant"].get("outputs") for launch in found] == [None, 0, None, 1]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sonata_aot.loader.ssd_occupancy import Cut
 from ssd_chunked import scan_in_chunks
 
 torch: Any = pytest.importorskip("torch")
@@ -118,21 +119,16 @@ def check(kernels: Any, arguments: Mapping[str, Any], case: object = "", slack: 
 
 
 @contextmanager
-def segments(kernels: Any, count: int) -> Iterator[None]:
-    """Have sequences cut into `count` segments, or as many as they have tiles."""
+def segments(kernels: Any, count: int, ratio: int = 1) -> Iterator[None]:
+    """Have sequences cut into `count` segments, of `ratio` parts, as far as they have tiles."""
     scan = kernels.mamba_chunk_scan_combined
-    planner, kept = scan._planner, scan._planner.segments
-
-    def choose(blocks: int, tiles: int, multiprocessors: int, resident: int) -> int:
-        each = -(-tiles // min(count, tiles))
-        return -(-tiles // each)
-
-    planner.segments = choose
+    planner, kept = scan._planner, scan._planner.cut
+    planner.cut = lambda blocks, tiles, room: Cut.of(tiles, min(count, tiles), ratio)
     scan._plans.clear()
     try:
         yield
     finally:
-        planner.segments = kept
+        planner.cut = kept
         scan._plans.clear()
 
 
