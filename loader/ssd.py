@@ -124,6 +124,9 @@ class ChunkScan:
 
         out = x.new_empty(plan.out)
         results = [out]
+        out_address = out.data_ptr()
+        if not out_address and out.numel():  # a mode of torch that makes fake tensors is on
+            fail("out has no memory: a fake tensor", "leave the mode, or use real tensors")
         final_address = varlen_address = workspace_address = 0
         if plan.final is not None:
             results.append(final := x.new_empty(plan.final, dtype=torch.float32))
@@ -141,7 +144,7 @@ class ChunkScan:
             runtime.current_stream(plan.device),
             (
                 *[0 if tensor is None else tensor.data_ptr() for tensor in tensors],
-                out.data_ptr(),
+                out_address,
                 final_address,
                 varlen_address,
                 workspace_address,

@@ -76,6 +76,32 @@ def test_bad_calls_are_refused(recorder, ssd_artifacts):
     assert not outcome.named("cuLaunchKernel", "cuLaunchKernelEx")
 
 
+# As under torch.compile and torch.export: of a device, and without memory.
+FAKES = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+def fake(*shape):
+    with FakeTensorMode():
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+def with_fake_results():
+    kept = OnDevice.new_empty
+    OnDevice.new_empty = lambda self, shape, dtype=None: fake(*shape)
+    try:
+        call()
+    finally:
+        OnDevice.new_empty = kept
+"""
+
+
+def test_fake_tensors_are_refused(recorder, ssd_artifacts):
+    cases = {
+        "call(x=fake(2, 128, 4, 64))": (ARGUMENT, "x has no memory"),
+        "call(D=fake(4))": (ARGUMENT, "D has no memory"),
+        "with_fake_results()": (ARGUMENT, "out has no memory"),
+    }
+    outcome = recorder.refused(ssd_artifacts, cases, SETUP + FAKES, env=ENVIRONMENT)
+    assert not outcome.named("cuLaunchKernel", "cuLaunchKernelEx")
+
+
 def test_a_refusal_is_not_forgotten(recorder, ssd_artifacts):
     """The check is left out for a call that went well, and for no other."""
     cases = {
