@@ -104,3 +104,17 @@ class Launches:
                 (loaded.kernel(), loaded.grid(sizes), binary.block, params, patches, early)
             )
         return _native.Sequence(prepared, operands)
+
+
+def strides(name: str, dimensions: tuple[str, ...], steps: tuple[int, ...]) -> dict[str, Value]:
+    """Parameters by name; 0 where the tensor lacks the dimension."""
+    padded = (*steps, *(0 for _ in dimensions))
+    return {f"{name}_{which}": step for which, step in zip(dimensions, padded, strict=False)}
+
+
+def dense_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.append(steps[-1] * size)
+    return tuple(reversed(steps))

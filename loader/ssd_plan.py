@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..artifacts.errors import VariantMissing
 from .library import Loaded, Table
-from .ssd_launches import Address, Launches, Value, Workspace
+from .ssd_launches import Address, Launches, Value, Workspace, dense_steps, strides
 from .ssd_occupancy import Cut, Gpu, Room, choose_cut
 from .ssd_tensors import INPUTS, Call, Layout
 
@@ -52,8 +52,10 @@ class Planner:
         """`tables` by kernel; `gpu` says what a device is."""
         self._tables = tables
         self.gpu = gpu
-        # Tests and measurements may put another rule in its place.
+        # Tests and measurements may put others in the place of these.
         self.cut: Callable[[int, int, Room], Cut] = choose_cut
+        # Warps of the scan that share tokens, by preference.
+        self.outputs = (1, 2)
 
     def plan(self, call: Call) -> Plan:
         """The plan of a call.
@@ -64,14 +66,32 @@ class Planner:
         """
         return _Planning(self, call).plan()
 
-    def pick(self, kernel: str, call: Call, **wanted: int | str) -> Loaded:
-        """The binary of a kernel for a call's dtype and device that has these choices.
-
-        Of two, that with programmatic launch.
+    def scan(self, call: Call, packed: bool, outputs: tuple[int, ...]) -> Loaded:
+        """The scan of a call, with the first of these `outputs` that there is.
 
         Raises:
             VariantMissing: there is none.
         """
+        wanted = {"headdim": call.headdim, "dstate": call.dstate, "packed": int(packed)}
+        for count in outputs:
+            found = self._find(SCAN, call, {**wanted, "outputs": count})
+            if found is not None:
+                return found
+        raise self._missing(SCAN, call, {**wanted, "outputs": outputs[0]})
+
+    def pick(self, kernel: str, call: Call, **wanted: int | str) -> Loaded:
+        """The binary of a kernel for a call's dtype and device that has these choices.
+
+        Raises:
+            VariantMissing: there is none.
+        """
+        found = self._find(kernel, call, wanted)
+        if found is None:
+            raise self._missing(kernel, call, wanted)
+        return found
+
+    def _find(self, kernel: str, call: Call, wanted: Mapping[str, int | str]) -> Loaded | None:
+        """One that has these choices; of two, that with programmatic launch."""
         table = self._tables.get(kernel)
         found = None
         for (device, *_), loaded in table.all().items() if table is not None else ():
@@ -79,8 +99,6 @@ class Planner:
             same = device == call.device and variant.get("dtype", call.dtype) == call.dtype
             if same and wanted.items() <= variant.items() and (found is None or variant.get("pdl")):
                 found = loaded
-        if found is None:
-            raise self._missing(kernel, call, wanted)
         return found
 
     def _missing(self, kernel: str, call: Call, wanted: Mapping[str, int | str]) -> VariantMissing:
@@ -141,11 +159,9 @@ class _Planning:
     def _add_launches(self) -> None:
         call, options = self._call, self._call.options
         # Also where nothing is to do: what a call needs does not depend on how long it is.
-        sizes = {"headdim": call.headdim, "dstate": call.dstate}
         wants_ends = options.varlen_states and call.sequences > 0
         has_index = "seq_idx" in call.layouts
-        packed = int(wants_ends or has_index)
-        scan = self._planner.pick(SCAN, call, **sizes, packed=packed, outputs=1)
+        scan = self._planner.scan(call, wants_ends or has_index, self._planner.outputs)
         variant = scan.binary.variant
         tile = int(variant["tile"])
         prepare = self._planner.pick(PREPARE, call, dstate=call.dstate, tile=tile)
@@ -156,7 +172,7 @@ class _Planning:
         prepared = self._add_prepare(prepare, tile, tiles)
         values = self._scan_values(prepared, tiles)
         if tiles > 1:
-            states_only = self._planner.pick(SCAN, call, **sizes, packed=int(has_index), outputs=0)
+            states_only = self._planner.scan(call, has_index, (0,))
             cut = self._cut(scan, states_only, tiles)
             if cut.segments > 1:
                 values = self._add_segments(states_only, values, cut)
@@ -187,17 +203,17 @@ class _Planning:
                 fits = fits and not any(step % vector for step in layout.steps[:2])
             if not fits:
                 self._dense.append(INPUTS.index(name))
-                self._steps[name] = _dense_steps(layout.shape)
+                self._steps[name] = dense_steps(layout.shape)
 
     def _add_copy(self, name: str, layout: Layout) -> None:
         batch, seqlen, rows, columns = layout.shape
         target = self._workspace.take(2 * batch * seqlen * rows * columns)
         values: dict[str, Value] = {"source": self._places[name], "target": target}
         values |= {"batch": batch, "seqlen": seqlen, "rows": rows, "columns": columns}
-        values |= _strides("source", ("batch", "token", "row", "column"), layout.steps)
+        values |= strides("source", ("batch", "token", "row", "column"), layout.steps)
         self._launches.add(self._planner.pick(COPY, self._call), values)
         self._places[name] = target
-        self._steps[name] = _dense_steps(layout.shape)
+        self._steps[name] = dense_steps(layout.shape)
 
     def _add_prepare(self, prepare: Loaded, tile: int, tiles: int) -> dict[str, Value]:
         """Enter what makes `cb`, `decay` and `starts`, and return where they are."""
@@ -233,10 +249,10 @@ class _Planning:
             "low": float(options.limit[0]),
             "high": float(options.limit[1]),
         }
-        values |= _strides("dt", ("batch", "token", "head"), self._steps["dt"])
-        values |= _strides("b", ("batch", "token", "group"), self._steps["B"])
-        values |= _strides("c", ("batch", "token", "group"), self._steps["C"])
-        values |= _strides("seq", ("batch", "token"), self._steps["seq_idx"])
+        values |= strides("dt", ("batch", "token", "head"), self._steps["dt"])
+        values |= strides("b", ("batch", "token", "group"), self._steps["B"])
+        values |= strides("c", ("batch", "token", "group"), self._steps["C"])
+        values |= strides("seq", ("batch", "token"), self._steps["seq_idx"])
         self._launches.add(prepare, values)
         return made
 
@@ -266,17 +282,15 @@ class _Planning:
             "d_kind": self._kind("D"),
             "initial_kind": self._kind("initial_states"),
         }
-        values |= _strides("x", ("batch", "token", "head"), self._steps["x"])
-        values |= _strides("b", ("batch", "token", "group"), self._steps["B"])
-        values |= _strides("c", ("batch", "token", "group"), self._steps["C"])
-        values |= _strides("z", ("batch", "token", "head"), self._steps["z"])
+        values |= strides("x", ("batch", "token", "head"), self._steps["x"])
+        values |= strides("b", ("batch", "token", "group"), self._steps["B"])
+        values |= strides("c", ("batch", "token", "group"), self._steps["C"])
+        values |= strides("z", ("batch", "token", "head"), self._steps["z"])
         row = call.heads * call.headdim
-        values |= _strides(
-            "out", ("batch", "token", "head"), (call.seqlen * row, row, call.headdim)
-        )
-        values |= _strides("d", ("head", "channel"), self._steps["D"])
+        values |= strides("out", ("batch", "token", "head"), (call.seqlen * row, row, call.headdim))
+        values |= strides("d", ("head", "channel"), self._steps["D"])
         initial = self._steps["initial_states"]
-        values |= _strides("initial", ("batch", "head"), initial)
+        values |= strides("initial", ("batch", "head"), initial)
         values["initial_segment"] = 0
         values |= {"final_batch": 0, "final_segment": 0, "final_head": size}
         values |= {"cu_seqlens": 0, "end_states": 0, "sequences": 0}
@@ -330,16 +344,3 @@ class _Planning:
     def _kind(self, name: str) -> int:
         layout = self._call.layouts.get(name)
         return 0 if layout is None else layout.kind
-
-
-def _strides(name: str, dimensions: tuple[str, ...], steps: tuple[int, ...]) -> dict[str, Value]:
-    """Parameters by name; 0 where the tensor lacks the dimension."""
-    padded = (*steps, *(0 for _ in dimensions))
-    return {f"{name}_{which}": step for which, step in zip(dimensions, padded, strict=False)}
-
-
-def _dense_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    steps = [1]
-    for size in reversed(shape[1:]):
-        steps.append(steps[-1] * size)
-    return tuple(reversed(steps))
