@@ -111,3 +111,17 @@ def store_words(address, words, wanted, offset=0):
         f"@p st.global.{kind} [{{$r0}}+{offset}], {what}; }}",
         read_only_args=[address, Int32(wanted), *words],
     )
+
+
+def read_floats(address, wanted, offset=0, *, count=1):
+    """Load 1 or 2 fp32 numbers at `address` plus a constant; zeros unless `wanted`."""
+    names = [f"{{$w{i}}}" for i in range(count)]
+    zeros = "".join(f"mov.f32 {name}, 0f00000000; " for name in names)
+    kind, what = ("v2.f32", f"{{{', '.join(names)}}}") if count == 2 else ("f32", names[0])
+    found = cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; " + zeros + f"@p ld.global.{kind} {what}, "
+        f"[{{$r0}}+{offset}]; }}",
+        write_only_types=[Float32] * count,
+        read_only_args=[address, Int32(wanted)],
+    )
+    return [found] if count == 1 else list(found)

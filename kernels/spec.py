@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..artifacts.declaration import Budget, Declaration, Parameter, Variant, product
+from ..artifacts.errors import ManifestError
 from ..artifacts.expression import Expression
 
 __all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "product"]
@@ -14,7 +15,8 @@ __all__ = ["Budget", "Declaration", "KernelSpec", "Parameter", "Variant", "produ
 class KernelSpec:
     """A declaration, its variants, and where the device code is.
 
-    Without `default` the kernel is built only where it is asked for, by name or with `--all`.
+    Without `default` the kernel is built only where it is asked for, by name or with `--all`. Of a
+    kernel without a table `shipped` are the variants that a build makes without `--all`; None: all.
 
     `resident` is how many blocks a multiprocessor should hold at least, which limits registers: an
     expression over integer choices, in which 0 leaves it to the compiler.
@@ -29,6 +31,7 @@ class KernelSpec:
     device: str
     default: bool = True
     resident: str = "0"
+    shipped: tuple[Variant, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check every variant against the declaration.
@@ -44,6 +47,12 @@ class KernelSpec:
             self.declaration.is_programmatic(variant)
             self.declaration.budget.floors_of(variant)
             self.resident_blocks(variant)
+        for variant in self.shipped or ():
+            if variant not in self.variants:
+                raise ManifestError(
+                    f"kernel {self.name!r} ships {variant}, which is none of its variants",
+                    remedy="declare it, or leave it out",
+                )
 
     def resident_blocks(self, variant: Variant) -> int:
         """What `resident` says for a variant."""

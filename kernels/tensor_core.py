@@ -11,6 +11,8 @@ half. Names of fragments and lanes are those of the PTX manual's `mma.m16n8k16`:
 # pyright: reportMissingImports=false
 
 from cutlass import Float32, Int32, Uint32, cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 _NAMES = {"BFloat16": "bf16", "Float16": "f16"}
 
@@ -149,4 +151,25 @@ def transpose_matrix(word):
         "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
         write_only_types=[Uint32],
         read_only_args=[word],
+    )
+
+
+def copy_number_async(shared, address, inside, wanted):
+    """Where `wanted`, start copying 4 bytes to shared memory; zero unless `inside`.
+
+    Both addresses are aligned to 4 bytes.
+    """
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r3}, 0; "
+        "@p cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2}; }",
+        read_only_args=[shared, address, Int32(inside) * 4, Int32(wanted)],
+    )
+
+
+def thread_index():
+    """This thread's index in its block, read here, so that no register holds it until then."""
+    return Int32(
+        llvm.inline_asm(
+            T.i32(), [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True, is_align_stack=False
+        )
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from .gemv import Gemv
     from .ssd import ChunkScan
+    from .ssd_stages import Stages
 
 
 class Kernels:
@@ -36,6 +37,7 @@ class Kernels:
         from .gemv import Gemv
         from .gemv_plan import Planner
         from .ssd import ChunkScan
+        from .ssd_stages import Stages
 
         self._choose_linear = choose_linear
         self._devices = frozenset(choices)
@@ -46,6 +48,7 @@ class Kernels:
         self._chunk_scan: ChunkScan | None = None
         if "ssd_scan" in tables and "ssd_prepare" in tables:
             self._chunk_scan = ChunkScan(self._tables, self._devices)
+        self._ssd = Stages(tables, multiprocessors)
 
     @property
     def gemv(self) -> Gemv:
@@ -74,6 +77,11 @@ class Kernels:
                 remedy="build again without --kernel, or with both among others",
             )
         return self._chunk_scan
+
+    @property
+    def ssd(self) -> Stages:
+        """The stages of the SSD scan, such as `kernels.ssd.chunk_cumsum`, and `combined`."""
+        return self._ssd
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """X @ weight.T + bias, by the GEMV where it applies and F.linear elsewhere.

@@ -100,15 +100,28 @@ def ssd_prepare(
         column_block = warp - row_block * (row_block + 1) // 2
         row = first + row_block * 16 + group
         column = first + column_block * 16 + group
-        c_rows = rows_of(c, this_batch, role, row, t, (c_batch, c_token, c_group))
-        b_rows = rows_of(b, this_batch, role, column, t, (b_batch, b_token, b_group))
-        sums = products(
-            c_rows, c_token, b_rows, b_token, seqlen - row, seqlen - column, t, dstate, b.dtype
-        )
+        c_row = row_start(c, this_batch, role, row, t, (c_batch, c_token, c_group))
+        b_row = row_start(b, this_batch, role, column, t, (b_batch, b_token, b_group))
+        runs = max(dstate, 32) // 32
+        together = min(runs, 2)
+        sums = cute.make_rmem_tensor((4, 2), Float32)
+        sums.fill(0.0)
+        # Not all of dstate at once, so that more warps fit.
+        for part in cutlass.range(0, runs, together, unroll=1):
+            add_products(
+                sums,
+                [row_at + Int64(part) * 64 for row_at in rows_of(c_row, c_token)],
+                [row_at + Int64(part) * 64 for row_at in rows_of(b_row, b_token)],
+                (seqlen - row, seqlen - column),
+                t,
+                together,
+                dstate,
+                b.dtype,
+            )
         block = ((Int64(place) * groups + role) * triangle + warp) * (2 * WARP)
         address = cb.toint() + (block + lane) * 16
-        store_words(address, sums[0], True)
-        store_words(address, sums[1], True, 16 * WARP)
+        store_words(address, lane_row(sums, 0), True)
+        store_words(address, lane_row(sums, 1), True, 16 * WARP)
     else:
         head = (role - groups) * triangle + warp
         known = head < heads
@@ -143,36 +156,46 @@ def ssd_prepare(
             )
 
 
-def rows_of(tensor, batch, group, row, t, strides):
+def row_start(tensor, batch, group, row, t, strides):
     """Address of this lane's first 16 bytes of a row."""
     of_batch, of_token, of_group = strides
     index = Int64(batch) * of_batch + Int64(row) * of_token + Int64(group) * of_group
     return tensor.toint() + index * 2 + Int64(t) * 16
 
 
-def products(c_rows, c_token, b_rows, b_token, c_left, b_left, t, dstate, element):
-    """A 16x16 block of C Bᵀ: four sums each of rows g and g + 8, as `cb` has them.
+def rows_of(address, of_token):
+    """Addresses in this row and the one 8 further on."""
+    return [address, address + of_token * 16]
+
+
+def add_products(sums, c_rows, b_rows, left, t, runs, dstate, element):
+    """Add as many runs of 32 of dstate to a 16x16 block of C Bᵀ, in halves of 8 columns.
 
     The order of dstate is free, as long as both operands have the same: so a lane's 16 bytes of a
     row serve as its pairs in two instructions.
     """
-    sums = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-    for run in range(max(dstate, 32) // 32):
-        within = t < (dstate - 32 * run) // 8 if dstate < 32 * (run + 1) else t >= 0
-        c_words = [
-            load_words(c_rows + c_token * (16 * half), within & (c_left > 8 * half), 64 * run)
-            for half in (0, 1)
+    c_left, b_left = left
+    within = t < dstate // 8 if dstate < 32 else t >= 0
+    words = [
+        [
+            load_words(address, within & (rows_left > 8 * half), 64 * run)
+            for rows, rows_left in ((c_rows, c_left), (b_rows, b_left))
+            for half, address in enumerate(rows)
         ]
-        b_words = [
-            load_words(b_rows + b_token * (16 * half), within & (b_left > 8 * half), 64 * run)
-            for half in (0, 1)
-        ]
+        for run in range(runs)
+    ]
+    for *c_words, b_low, b_high in words:
         for pair in (0, 2):
             a = [c_words[half][pair + i] for i in (0, 1) for half in (0, 1)]
-            for half in (0, 1):
-                words = b_words[half][pair : pair + 2]
-                sums[half] = list(mma(a, words, sums[half], element))
-    return [[bits(half[2 * row + i]) for half in sums for i in (0, 1)] for row in (0, 1)]
+            for half, b_words in enumerate((b_low, b_high)):
+                total = mma(a, b_words[pair : pair + 2], [sums[i, half] for i in range(4)], element)
+                for i in range(4):
+                    sums[i, half] = total[i]
+
+
+def lane_row(sums, row):
+    """What a lane has of row `group` or, 8 further on, the other one: as `cb` has it."""
+    return [bits(sums[2 * row + i, half]) for half in (0, 1) for i in (0, 1)]
 
 
 def sequences(seq_idx, batch, token, inside, strides):

@@ -53,7 +53,7 @@ from . import scan_state as state
 from .prepare import bits, choose
 from .scan_output import BLOCK
 from .scan_state import NEVER
-from .shape import B_STAGES, OWNERS, STATE_WARPS, WARP, X_STAGES, Shape, slot
+from .shape import B_STAGES, SCAN_WARPS, STATE_WARPS, WARP, X_STAGES, Shape, slot
 
 # Named barriers. Those between both sorts of warps have a number for even and one for odd tiles,
 # and those at which a state is ready are each output warp's own: so these may run a tile apart.
@@ -157,12 +157,12 @@ def ssd_scan(
     count = choose(count < 0, Int32(0), count)
 
     shared = pinned(Uint32(cute.arch.get_dyn_smem(Float32).toint()))
-    output_warps = OWNERS * outputs
+    output_warps = SCAN_WARPS * outputs
     if cutlass.const_expr(pdl):
         cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(outputs):
-        for step in cutlass.range_constexpr(-(-width // shape.threads)):
-            index = thread + shape.threads * step
+        for step in cutlass.range_constexpr((width + 255) // 256):
+            index = thread + 256 * step
             if index < width:
                 value = load_scalar(
                     d.toint(),
@@ -174,11 +174,8 @@ def ssd_scan(
     cute.arch.sync_threads()
 
     if Uint32(warp) < Uint32(output_warps):
-        # Warps that own the same tokens have a part of the channels each.
-        owner = warp % OWNERS
-        first_tile = warp // OWNERS * shape.channel_tiles
-        # An owner has a block of 16 tokens, or the half `part` of one.
-        part = owner // shape.row_blocks
+        # A warp owns a block of 16 tokens, or the half `part` of one.
+        part = warp // shape.row_blocks
         c_from = c.toint() + 2 * (
             Int64(this_batch) * c_batch + Int64(group_of_head) * c_group + Int64(t * 8)
         )
@@ -187,23 +184,14 @@ def ssd_scan(
             + (part * (16 * WARP) + lane * 16)
         )
         cb_tile = Int64(groups) * (shape.triangle * BLOCK)
-        z_from = z.toint() + 2 * (
-            Int64(this_batch) * z_batch + Int64(head) * z_head + (channel + 16 * first_tile)
-        )
+        z_from = z.toint() + 2 * (Int64(this_batch) * z_batch + Int64(head) * z_head + channel)
         out_from = out.toint() + 2 * (
-            Int64(this_batch) * out_batch + Int64(head) * out_head + (channel + 16 * first_tile)
+            Int64(this_batch) * out_batch + Int64(head) * out_head + channel
         )
         # Where this lane finds its parts of the state, and of x as first operand.
-        s_lanes = [
-            shared + shape.s_start + slot(group, t ^ pair) * 16 + first_tile * 512
-            for pair in (0, 2)
-        ]
-        x_lane = (
-            shared
-            + (lane // 16 * 8 + lane % 8) * shape.x_row
-            + (lane // 8 % 2 * 16 + first_tile * 32)
-        )
-        d_column = shared + shape.d_start + group * 4 + first_tile * 64
+        s_lanes = [shared + shape.s_start + slot(group, t ^ pair) * 16 for pair in (0, 2)]
+        x_lane = shared + (lane // 16 * 8 + lane % 8) * shape.x_row + lane // 8 % 2 * 16
+        d_column = shared + shape.d_start + group * 4
         y = cute.make_rmem_tensor((4, shape.halves, shape.channel_tiles), Float32)
         before = shape.row_blocks - 1
         cs = cute.make_rmem_tensor((4, shape.halves, shape.runs), Uint32)
@@ -214,7 +202,7 @@ def ssd_scan(
         words.fill(0)
         out_at = out_from
         out_left = Int32(0)
-        row_block = owner % shape.row_blocks
+        row_block = warp % shape.row_blocks
         stage = Int32(0)
         token = first * tile + row_block * 16 + part * 8 + group
         cb_here = cb_from + cb_tile * first + output.triangle_of(row_block)
@@ -239,9 +227,7 @@ def ssd_scan(
             pairs = decay_stage + t * 16
             starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
             y.fill(0.0)
-            cute.arch.barrier(
-                barrier_id=READY + 2 * owner + i % 2, number_of_threads=shape.ready_threads
-            )
+            cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
             # Long and without branches, so that each wait has something else to do.
             decays = output.own_decays(decay_stage + (local + group) * 8, shape)
             begins = output.own_starts(
@@ -301,7 +287,7 @@ def ssd_scan(
                         element,
                     )
             if i + 2 < count:
-                cute.arch.barrier_arrive(barrier_id=USED + i % 2, number_of_threads=shape.threads)
+                cute.arch.barrier_arrive(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
             token = (first + i) * tile + local + group
             if z.toint() != 0:
                 output.gate(
@@ -400,7 +386,7 @@ def ssd_scan(
             wait_copies(0)
             if cutlass.const_expr(outputs):
                 if i >= 2:
-                    cute.arch.barrier(barrier_id=USED + i % 2, number_of_threads=shape.threads)
+                    cute.arch.barrier(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
                 state.publish(
                     s,
                     shared + Uint32(shape.s_start + i % 2 * shape.s_stage),
@@ -410,9 +396,9 @@ def ssd_scan(
                     shape,
                     element,
                 )
-                for reader in cutlass.range_constexpr(OWNERS):
+                for reader in cutlass.range_constexpr(SCAN_WARPS):
                     cute.arch.barrier_arrive(
-                        barrier_id=READY + 2 * reader + i % 2, number_of_threads=shape.ready_threads
+                        barrier_id=READY + 2 * reader + i % 2, number_of_threads=5 * WARP
                     )
             cute.arch.barrier(barrier_id=AMONG_STATES, number_of_threads=STATE_WARPS * WARP)
             state.prefetch_tile(

@@ -192,7 +192,7 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
 
 def load_state_tile(stages, run, pair, shape):
     """The state's fragments of 16 of dstate, by 16 channels."""
-    first = (2 * run + pair) * (shape.width // 16)
+    first = (2 * run + pair) * shape.channel_tiles
     return [
         load_shared(stages[pair], (first + m) * (16 * WARP)) for m in range(shape.channel_tiles)
     ]

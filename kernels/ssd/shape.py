@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 WARP = 32
-OWNERS = 4
-"""Into how many parts a tile's tokens are cut; one warp or two have a part each."""
+SCAN_WARPS = 4
 STATE_WARPS = 4
 X_STAGES = 3
 B_STAGES = 2
@@ -13,11 +12,7 @@ S_STAGES = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """A block's share: `width` of the `headdim` channels of a head, `tile` tokens at a time.
-
-    `outputs`: warps that share the channels of the same tokens; without any, states alone are
-    computed.
-    """
+    """A block's share: `width` of the `headdim` channels of a head, `tile` tokens at a time."""
 
     headdim: int
     dstate: int
@@ -27,13 +22,8 @@ class Shape:
 
     @property
     def threads(self):
-        """Of a block."""
-        return WARP * (OWNERS * self.outputs + STATE_WARPS)
-
-    @property
-    def ready_threads(self):
-        """Those that write a state, and those that read it for one part of the tokens."""
-        return WARP * (self.outputs + STATE_WARPS)
+        """Of a block; without `outputs` it computes states alone."""
+        return WARP * (SCAN_WARPS * self.outputs + STATE_WARPS)
 
     @property
     def slices(self):
@@ -63,12 +53,12 @@ class Shape:
     @property
     def halves(self):
         """Runs of 8 tokens of one output warp."""
-        return self.tile // (8 * OWNERS)
+        return self.tile // (8 * SCAN_WARPS)
 
     @property
     def channel_tiles(self):
-        """Runs of 16 channels of one output warp."""
-        return self.width // 16 // max(self.outputs, 1)
+        """Runs of 16 channels of a block."""
+        return self.width // 16
 
     @property
     def state_columns(self):
@@ -113,7 +103,7 @@ class Shape:
     @property
     def decay_start(self):
         """Where the pairs (decay, step size) of a tile's tokens begin."""
-        return self.s_start + S_STAGES * self.s_stage * min(self.outputs, 1)
+        return self.s_start + S_STAGES * self.s_stage * self.outputs
 
     @property
     def starts_start(self):
@@ -128,7 +118,7 @@ class Shape:
     @property
     def shared_bytes(self):
         """All of it."""
-        return self.d_start + 4 * self.width * min(self.outputs, 1)
+        return self.d_start + 4 * self.width * self.outputs
 
 
 def slot(group, t):

@@ -94,7 +94,7 @@ SCAN = Declaration(
     programmatic="pdl",
     shared_bytes=(
         f"3 * tile * (2 * width + 16) + 2 * tile * (2 * {_COLUMNS} + 16) "
-        f"+ min(outputs, 1) * (4 * width * {_COLUMNS} + 4 * width) + 36 * tile"
+        f"+ outputs * 4 * width * {_COLUMNS} + 36 * tile + outputs * 4 * width"
     ),
     budget=Budget(),
 )
@@ -114,7 +114,7 @@ _CUTS = {
 }
 # Three blocks of four warps a multiprocessor where only states are computed; else the registers
 # are worth more than a second block.
-_RESIDENT = "max(1, 3 - 2 * max(outputs, packed))"
+_RESIDENT = "3 - 2 * max(outputs, packed)"
 
 
 def _scan(dtype: str, headdim: int, dstate: int, packed: int, outputs: int, pdl: int) -> Variant:
@@ -149,7 +149,7 @@ SPECS = (
             for dstate, tile in sorted({(pair[1], cut[1]) for pair, cut in _CUTS.items()})
         ),
         "sonata_aot.kernels.ssd.prepare:ssd_prepare",
-        resident="1",
+        resident="3",
     ),
     KernelSpec(
         SCAN,
@@ -158,7 +158,7 @@ SPECS = (
             for dtype in ("bf16", "f16")
             for pair in sorted(_CUTS)
             for packed in (0, 1)
-            for outputs in (0, 1, 2)
+            for outputs in (0, 1)
             for pdl in (0, 1)
         ),
         "sonata_aot.kernels.ssd.scan:ssd_scan",
