@@ -52,7 +52,7 @@ CUMSUM = Declaration(
     grid=("ceildiv(heads, 32) * chunks * batch", "1", "1"),
     # Two tiles of 64 tokens, 33 numbers a token.
     shared_bytes="2 * 64 * 4 * 33",
-    budget=Budget(),
+    budget=Budget(registers=96),
 )
 
 BMM = Declaration(
@@ -73,7 +73,7 @@ BMM = Declaration(
     grid=("ceildiv(chunk_size, 64) * ceildiv(chunk_size, 64) * groups * chunks * batch", "1", "1"),
     # 64 rows of each, padded by 16 bytes, and the sequences of 64 tokens.
     shared_bytes="2 * 64 * (2 * dstate + 16) + 4 * 64",
-    budget=Budget(),
+    budget=Budget(registers=80),
 )
 
 STATE = Declaration(
@@ -96,7 +96,7 @@ STATE = Declaration(
     grid=("ceildiv(headdim, width) * ceildiv(dstate, columns) * heads * chunks * batch", "1", "1"),
     # Two tiles of 64 rows of x and B, padded by 16 bytes, and three numbers a token.
     shared_bytes="2 * 64 * (2 * width + 16 + 2 * columns + 16 + 12)",
-    budget=Budget(),
+    budget=Budget(registers=168),
 )
 
 PASSING = Declaration(
@@ -118,7 +118,7 @@ PASSING = Declaration(
     selectors=(),
     block=("128", "1", "1"),
     grid=("ceildiv(dim, 512) * heads * batch", "1", "1"),
-    budget=Budget(),
+    budget=Budget(registers=104),
 )
 
 SCAN = Declaration(
@@ -155,7 +155,7 @@ SCAN = Declaration(
     # The state in 16 bits; two tiles of 64 rows of x, padded by 16 bytes, and two numbers a token;
     # D.
     shared_bytes="2 * width * max(dstate, 32) + 2 * 64 * (2 * width + 16 + 8) + 4 * width",
-    budget=Budget(),
+    budget=Budget(registers=168),
 )
 
 
