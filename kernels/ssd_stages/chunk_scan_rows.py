@@ -134,7 +134,8 @@ def gate(y, address, eight_rows, t, left, element):
     address = address + Int64(t // 2 * 8 + t % 2 * 16)
     for half in (0, 1):
         for first in range(0, y.shape[1], 2):
-            words = trade(*load_two(address, left > 8 * half, 16 * first), t)
+            low, high = load_two(address, left > 8 * half, 16 * first)
+            words = trade(low, high, t)
             for tile, word in enumerate(words, first):
                 for i, value in enumerate(unpack(word, element)):
                     place = (2 * half + i, tile)
@@ -150,11 +151,11 @@ def write_out(y, address, eight_rows, t, left, element):
     address = address + Int64(t // 2 * 8 + t % 2 * 16)
     for half in (0, 1):
         for first in range(0, y.shape[1], 2):
-            words = [
+            low, high = (
                 pack(y[2 * half, tile], y[2 * half + 1, tile], element)
                 for tile in (first, first + 1)
-            ]
-            store_words(address, trade(*words, t), left > 8 * half, 16 * first)
+            )
+            store_words(address, trade(low, high, t), left > 8 * half, 16 * first)
         address = address + eight_rows
 
 
