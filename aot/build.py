@@ -158,6 +158,7 @@ def _task(job: Job) -> dict[str, Any]:
         "elements": [p.element for p in declaration.parameters if p.element in job.variant],
         "block": declaration.block_shape(job.variant),
         "shared_bytes": declaration.shared_memory(job.variant),
+        "resident": job.spec.resident_blocks(job.variant),
         "stem": job.key,
     }
 

@@ -39,6 +39,7 @@ class Job:
             {
                 "declaration": encode(self.spec.declaration),
                 "device": self.spec.device,
+                "resident": self.spec.resident_blocks(self.variant),
                 "variant": self.variant,
                 "arch": self.arch.name,
                 "recipe": _recipe(),
@@ -101,5 +102,5 @@ def jobs(
         for spec in specs
         for arch in targets
         for variant in (spec.variants if everything else default_variants(spec, arch))
-        if arch.number >= spec.declaration.least_sm(variant)
+        if spec.is_for(variant, arch)
     ]

@@ -36,9 +36,12 @@ def _host(
     constants: cutlass.Constexpr,
     block: cutlass.Constexpr,
     shared_bytes: cutlass.Constexpr,
+    limits: cutlass.Constexpr,
 ):
     # The grid here is never used: the loader computes its own from the declaration.
-    kernel(*arguments, **constants).launch(grid=[1, 1, 1], block=list(block), smem=shared_bytes)
+    kernel(*arguments, **constants).launch(
+        grid=[1, 1, 1], block=list(block), smem=shared_bytes, **limits
+    )
 
 
 def compile_task(task: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def compile_task(task: dict[str, Any]) -> dict[str, Any]:
 
     `task`: module, function, arch (sm_86), prefix (start of the entry symbol), parameters (kind,
     dtype, align), constants (the variant), elements (the choices that are dtypes), block,
-    shared_bytes, stem (of the files).
+    shared_bytes, resident (blocks a multiprocessor, or 0), stem (of the files).
     """
     kernel = getattr(importlib.import_module(task["module"]), task["function"])
     # Readable in a profiler, and a swapped binary shows.
@@ -58,6 +61,10 @@ def compile_task(task: dict[str, Any]) -> dict[str, Any]:
         for name, value in task["constants"].items()
         if name in named or name not in task["elements"]
     }
+    limits = {}
+    if task["resident"]:
+        # Without a carveout the compiler would ask the driver how much shared memory there is.
+        limits = {"min_blocks_per_mp": task["resident"], "preferred_smem_carveout": 0}
     compiled = cute.compile(
         _host,
         kernel,
@@ -65,6 +72,7 @@ def compile_task(task: dict[str, Any]) -> dict[str, Any]:
         constants,
         tuple(task["block"]),
         task["shared_bytes"],
+        limits,
         options=f"--gpu-arch {task['arch']} {_OPTIONS}",
     )
     cubin, ptx = compiled.artifacts.CUBIN, compiled.artifacts.PTX

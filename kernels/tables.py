@@ -100,10 +100,10 @@ def rules(spec: KernelSpec, arch: Arch) -> tuple[Rule, ...]:
 
 
 def default_variants(spec: KernelSpec, arch: Arch) -> tuple[Variant, ...]:
-    """What is built without asking: all that some rule names, or everything without a table."""
+    """What is built without asking: all that some rule names, or without a table what ships."""
     found = table(spec, arch)
     if found is None:
-        return spec.variants
+        return spec.variants if spec.shipped is None else spec.shipped
     named = {tuple(rule.variant.items()) for rule in found.rules}
     fixed = list(found.rules[0].variant)
     return tuple(

@@ -87,3 +87,34 @@ class Kernel:
         `programmatic` the kernel may begin before what precedes it on the stream has ended
         (programmatic dependent launch, compute capability 9.0 on): its code must wait by itself.
         """
+
+@final
+class Sequence:
+    """Launches that follow one another on a stream, prepared once and issued by one call."""
+
+    def __init__(
+        self,
+        launches: list[
+            tuple[
+                Kernel,
+                tuple[int, int, int],
+                tuple[int, int, int],
+                bytes,
+                tuple[tuple[int, int, int], ...],
+                bool,
+            ]
+        ],
+        operands: int,
+    ) -> None:
+        """Prepare launches of kernels of one device.
+
+        Each is a kernel, grid, block, parameter block, patches and whether it is programmatic, as
+        for `Kernel.launch`. A patch `(offset, operand, added)` puts the address of an operand, plus
+        `added`, at that byte of the block.
+        """
+
+    def launch(self, stream: int, addresses: tuple[int, ...]) -> None:
+        """Enqueue all of them on a stream, given an address for each operand; waits for nothing.
+
+        A failure names the kernel; what was enqueued before it stays so.
+        """

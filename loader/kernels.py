@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .gemv import Gemv
+    from .ssd import ChunkScan
+    from .ssd_stages import Stages
 
 
 class Kernels:
@@ -34,6 +36,8 @@ class Kernels:
         from .fallback import choose_linear
         from .gemv import Gemv
         from .gemv_plan import Planner
+        from .ssd import ChunkScan
+        from .ssd_stages import Stages
 
         self._choose_linear = choose_linear
         self._devices = frozenset(choices)
@@ -41,6 +45,10 @@ class Kernels:
         if "gemv" in tables or "gemv_any" in tables:
             planner = Planner(tables.get("gemv"), tables.get("gemv_any"), multiprocessors)
             self._gemv = Gemv(planner)
+        self._chunk_scan: ChunkScan | None = None
+        if "ssd_scan" in tables and "ssd_prepare" in tables:
+            self._chunk_scan = ChunkScan(self._tables, self._devices)
+        self._ssd = Stages(tables, multiprocessors)
 
     @property
     def gemv(self) -> Gemv:
@@ -55,6 +63,25 @@ class Kernels:
                 remedy="build again without --kernel, or with --kernel gemv among others",
             )
         return self._gemv
+
+    @property
+    def mamba_chunk_scan_combined(self) -> ChunkScan:
+        """The scan of Mamba2, with the arguments of mamba_ssm's function of the name.
+
+        Raises:
+            VariantMissing: the artifacts were built without it.
+        """
+        if self._chunk_scan is None:
+            raise VariantMissing(
+                f"no kernels 'ssd_prepare' and 'ssd_scan' in {self._artifacts.directory}",
+                remedy="build again without --kernel, or with both among others",
+            )
+        return self._chunk_scan
+
+    @property
+    def ssd(self) -> Stages:
+        """The stages of the SSD scan, such as `kernels.ssd.chunk_cumsum`, and `combined`."""
+        return self._ssd
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """X @ weight.T + bias, by the GEMV where it applies and F.linear elsewhere.

@@ -40,7 +40,7 @@ class Loaded:
     ) -> None:
         """Hold the verified bytes; nothing is loaded yet."""
         self.binary = binary
-        self._declaration = declaration
+        self.declaration = declaration
         self._image = image
         self._form: Form = form
         self._device = device
@@ -70,8 +70,8 @@ class Loaded:
             ArgumentError: a value does not fit its parameter, or gives an empty or too large grid.
             DriverError: the driver refused the launch, or an earlier one had failed.
         """
-        if len(arguments) != len(self._declaration.parameters):
-            raise self._misfit(arguments, f"{len(self._declaration.parameters)} are expected")
+        if len(arguments) != len(self.declaration.parameters):
+            raise self._misfit(arguments, f"{len(self.declaration.parameters)} are expected")
         grid = self.grid({name: int(arguments[index]) for index, name in self._scalars})
         self.enqueue(stream, grid, arguments, programmatic=programmatic)
 
@@ -81,7 +81,7 @@ class Loaded:
         Raises:
             ArgumentError: an empty or too large grid.
         """
-        return self._declaration.grid_shape(self.binary.variant, sizes)
+        return self.declaration.grid_shape(self.binary.variant, sizes)
 
     def enqueue(
         self,

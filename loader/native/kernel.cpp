@@ -64,34 +64,40 @@ KernelAttributes Kernel::attributes() const {
 void Kernel::launch(Dim3 grid, Dim3 block, Stream stream, const char *params, std::size_t size,
                     bool programmatic) const {
   require_not_forked();
+  const Failure failure = with_context(*api_, context_, [&]() noexcept {
+    return enqueue(grid, block, stream, params, size, programmatic);
+  });
+  if (failure) fail(failure, grid, block, stream, size);
+}
+
+Failure Kernel::enqueue(Dim3 grid, Dim3 block, Stream stream, const char *params, std::size_t size,
+                        bool programmatic) const noexcept {
   std::array<void *, 5> extra{kParamBuffer, const_cast<char *>(params), kParamBufferSize, &size,
                               kParamEnd};
   void **packed = size > 0 ? extra.data() : nullptr;
-  const Failure failure = with_context(*api_, context_, [&]() noexcept {
-    if (programmatic) {
-      LaunchAttribute attribute;
-      attribute.id = kProgrammaticStreamSerialization;
-      attribute.value[0] = 1;
-      const LaunchConfig config{{grid.x, grid.y, grid.z},
-                                {block.x, block.y, block.z},
-                                unsigned(shared_bytes_),
-                                stream,
-                                &attribute,
-                                1};
-      return Failure{"cuLaunchKernelEx",
-                     api_->launch_kernel_ex(&config, function_, nullptr, packed)};
-    }
-    return Failure{"cuLaunchKernel",
-                   api_->launch_kernel(function_, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                                       unsigned(shared_bytes_), stream, nullptr, packed)};
-  });
-  if (failure) {
-    throw_driver_error(*api_, failure,
-                       "launching " + describe() + ": grid " + text_of(grid) + ", block " +
-                           text_of(block) + ", stream " + hex(stream) + ", " +
-                           std::to_string(shared_bytes_) + " bytes of dynamic shared memory, " +
-                           std::to_string(size) + " bytes of parameters");
+  if (programmatic) {
+    LaunchAttribute attribute;
+    attribute.id = kProgrammaticStreamSerialization;
+    attribute.value[0] = 1;
+    const LaunchConfig config{{grid.x, grid.y, grid.z},
+                              {block.x, block.y, block.z},
+                              unsigned(shared_bytes_),
+                              stream,
+                              &attribute,
+                              1};
+    return {"cuLaunchKernelEx", api_->launch_kernel_ex(&config, function_, nullptr, packed)};
   }
+  return {"cuLaunchKernel",
+          api_->launch_kernel(function_, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                              unsigned(shared_bytes_), stream, nullptr, packed)};
+}
+
+void Kernel::fail(Failure failure, Dim3 grid, Dim3 block, Stream stream, std::size_t size) const {
+  throw_driver_error(*api_, failure,
+                     "launching " + describe() + ": grid " + text_of(grid) + ", block " +
+                         text_of(block) + ", stream " + hex(stream) + ", " +
+                         std::to_string(shared_bytes_) + " bytes of dynamic shared memory, " +
+                         std::to_string(size) + " bytes of parameters");
 }
 
 }  // namespace sonata

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "driver.hpp"
+#include "error.hpp"
 #include "library.hpp"
 
 namespace sonata {
@@ -36,6 +37,15 @@ class Kernel {
   void launch(Dim3 grid, Dim3 block, Stream stream, const char *params, std::size_t size,
               bool programmatic) const;
 
+  // The same within the kernel's context, which the caller has made current. Of a failure `fail`
+  // makes an error that says what was launched, and how.
+  Failure enqueue(Dim3 grid, Dim3 block, Stream stream, const char *params, std::size_t size,
+                  bool programmatic) const noexcept;
+  [[noreturn]] void fail(Failure failure, Dim3 grid, Dim3 block, Stream stream,
+                         std::size_t size) const;
+
+  const DriverApi &api() const { return *api_; }
+  Context context() const { return context_; }
   const Module &module() const { return *module_; }
   const std::string &entry() const { return entry_; }
   int shared_bytes() const { return shared_bytes_; }

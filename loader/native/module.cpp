@@ -3,7 +3,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "arguments.hpp"
 #include "context.hpp"
@@ -12,6 +16,7 @@
 #include "gil.hpp"
 #include "kernel.hpp"
 #include "library.hpp"
+#include "sequence.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -130,6 +135,74 @@ void py_launch(const Kernel &kernel, nb::handle grid, nb::handle block, nb::hand
   kernel.launch(grid_dim, block_dim, handle, data, size, programmatic);
 }
 
+// A tuple of so many items. Raises TypeError, saying what it should be.
+nb::tuple tuple_of(nb::handle item, Py_ssize_t size, const char *what) {
+  if (!PyTuple_Check(item.ptr()) || (size >= 0 && PyTuple_Size(item.ptr()) != size)) {
+    throw nb::type_error(what);
+  }
+  return nb::borrow<nb::tuple>(item);
+}
+
+std::vector<Patch> parse_patches(nb::handle patches) {
+  constexpr const char *kWhat = "patches must be a tuple of tuples (offset, operand, added)";
+  std::vector<Patch> parsed;
+  for (nb::handle item : tuple_of(patches, -1, kWhat)) {
+    const nb::tuple patch = tuple_of(item, 3, kWhat);
+    parsed.push_back({nb::cast<std::size_t>(patch[0]), nb::cast<std::size_t>(patch[1]),
+                      nb::cast<std::uint64_t>(patch[2])});
+  }
+  return parsed;
+}
+
+Launch parse_launch(nb::handle item) {
+  const nb::tuple launch = tuple_of(
+      item, 6, "a launch must be a tuple (kernel, grid, block, params, patches, programmatic)");
+  const Kernel &kernel = nb::cast<const Kernel &>(launch[0]);
+  const nb::bytes params = nb::cast<nb::bytes>(launch[3]);
+  check_params(kernel, params.size());
+  return {kernel,
+          parse_grid(kernel, launch[1]),
+          parse_block(kernel, launch[2]),
+          nb::cast<bool>(launch[5]),
+          std::vector<char>(params.c_str(), params.c_str() + params.size()),
+          parse_patches(launch[4])};
+}
+
+void py_sequence(Sequence *self, const nb::list &launches, std::size_t operands) {
+  std::vector<Launch> parsed;
+  try {
+    for (nb::handle item : launches) parsed.push_back(parse_launch(item));
+  } catch (const nb::cast_error &) {
+    throw nb::type_error("a launch has an item of the wrong type");
+  }
+  new (self) Sequence(std::move(parsed), operands);
+}
+
+void py_sequence_launch(const Sequence &sequence, nb::handle stream, nb::handle addresses) {
+  const std::size_t count = sequence.operands();
+  if (!PyTuple_Check(addresses.ptr()) || PyTuple_Size(addresses.ptr()) != Py_ssize_t(count)) {
+    throw nb::type_error(
+        ("addresses must be a tuple of " + std::to_string(count) + " ints").c_str());
+  }
+  std::array<std::uint64_t, Sequence::kMostOperands> parsed;
+  for (std::size_t i = 0; i < count; ++i) {
+    parsed[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(addresses.ptr(), Py_ssize_t(i)));
+    if (parsed[i] == ~std::uint64_t{0} && PyErr_Occurred() != nullptr) throw nb::python_error();
+  }
+  if (sequence.launches().empty()) return;
+  const Stream handle = parse_stream(sequence.launches().front().kernel, stream);
+  const GilRelease unlocked;
+  sequence.launch(handle, parsed.data());
+}
+
+nb::object py_sequence_repr(const Sequence &sequence) {
+  std::string names;
+  for (const Launch &launch : sequence.launches()) {
+    names += (names.empty() ? "" : ", ") + quoted(launch.kernel.entry());
+  }
+  return text("<Sequence of " + (names.empty() ? "nothing" : names) + ">");
+}
+
 nb::object py_library_repr(const Library &library) {
   return text("<Library " + quoted(library.module().label) + " on device " +
               std::to_string(library.module().device) + ">");
@@ -178,4 +251,15 @@ NB_MODULE(_native, m) {
                    "stream: int, params: bytes, programmatic: bool = False) -> None"),
            "Enqueues the kernel on a stream handle with a packed parameter block; never waits.")
       .def("__repr__", &py_kernel_repr);
+
+  nb::class_<Sequence>(m, "Sequence", nb::is_final())
+      .def("__init__", &py_sequence, "launches"_a, "operands"_a,
+           nb::sig("def __init__(self, launches: list[tuple[Kernel, tuple[int, int, int], "
+                   "tuple[int, int, int], bytes, tuple[tuple[int, int, int], ...], bool]], "
+                   "operands: int) -> None"),
+           "Prepares launches that one call issues in order.")
+      .def("launch", &py_sequence_launch, "stream"_a, "addresses"_a,
+           nb::sig("def launch(self, stream: int, addresses: tuple[int, ...]) -> None"),
+           "Enqueues all launches on a stream, given the operands' addresses; never waits.")
+      .def("__repr__", &py_sequence_repr);
 }

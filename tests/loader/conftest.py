@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import recording_libcuda
+import ssd_launches
 from recording_libcuda import Outcome, Recorder
 from sonata_aot.artifacts import Binary, Declaration, Payload, open_artifacts, publish
 from sonata_aot.artifacts.manifest import binary_order
@@ -104,6 +105,12 @@ def artifacts(built: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def ssd_artifacts(build_cases: Callable[..., Path]) -> Path:
+    """A set for sm90 with what tests of the scan launch."""
+    return build_cases("ssd-loader", ssd_launches.cases())
+
+
+@pytest.fixture(scope="session")
 def manifest(artifacts: Path) -> dict[str, Any]:
     return json.loads((artifacts / "manifest.json").read_text())
 
@@ -142,3 +149,15 @@ class LoaderRecorder(Recorder):
 @pytest.fixture
 def recorder(recording_library: Path, tmp_path: Path) -> LoaderRecorder:
     return LoaderRecorder(recording_library, tmp_path)
+
+
+@pytest.fixture
+def call(recorder: LoaderRecorder, ssd_artifacts: Path) -> Callable[..., Outcome]:
+    """Runs a script after `ssd_launches.SETUP`, on two devices of sm90."""
+
+    def run(script: str) -> Outcome:
+        return recorder.loader(
+            ssd_artifacts, ssd_launches.SETUP + script, env=ssd_launches.ENVIRONMENT
+        )
+
+    return run

@@ -61,8 +61,8 @@ class OnDevice(torch.Tensor):
         part = self.memory[index]
         return OnDevice(part, self.device, self.address + part.data_ptr() - self.memory.data_ptr())
 
-    def new_empty(self, shape):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return OnDevice(torch.empty(shape, dtype=self.dtype), self.device)
+    def new_empty(self, shape, dtype=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return OnDevice(torch.empty(shape, dtype=dtype or self.dtype), self.device)
 
     def contiguous(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         return self if self.is_contiguous() else OnDevice(self.memory.contiguous(), self.device)

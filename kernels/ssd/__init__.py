@@ -1,0 +1,1 @@
+"""The SSD scan of Mamba2, forward: one pass over the sequence, and the five stages apart."""

@@ -1,0 +1,366 @@
+"""What the warps do that own tokens in the one-pass scan: products with C, x and z, and out.
+
+They compute the transpose, channels by tokens: so the state and x, which are first operands then,
+come out of shared memory in the registers that the matrix instruction wants, and a row of C out of
+one load of global memory. `y` has shape (4, halves, tiles of 16 channels), where a half is 8
+tokens; a warp has two of them, or one.
+"""
+
+# The DSL ships no types, and its `.pth` file hides it from type checkers.
+# pyright: reportMissingImports=false
+
+from typing import Any, NamedTuple
+
+from cutlass import Float32, Int32, Int64, cute
+
+from ..scalars import load_two, load_words, reload_words, store_words
+from ..tensor_core import (
+    exp2,
+    load_floats,
+    load_matrices,
+    load_shared,
+    mma,
+    pack,
+    reciprocal,
+    transpose_matrix,
+    unpack,
+)
+from .prepare import LOG2_E, choose
+from .shape import WARP
+
+BLOCK = 1024
+"""Bytes of a block of C Bᵀ."""
+
+
+def triangle_of(row_block):
+    """Bytes before the first block of C Bᵀ of a row of blocks."""
+    return Int64(row_block * (row_block + 1) // 2) * BLOCK
+
+
+def rows_of_c(c_from, c_token, token, seqlen, shape):
+    """Addresses of each half's row of C; for tokens past the end those of the last."""
+    rows = []
+    for half in range(shape.halves):
+        row = token + 8 * half
+        row = choose(row < seqlen, row, seqlen - 1)
+        rows.append(c_from + Int64(row) * (c_token * 2))
+    return rows
+
+
+def load_c(cs, run, rows, t, shape):
+    """Load 16 bytes of a run of 32 of dstate, of each half's row."""
+    for half, address in enumerate(rows):
+        if shape.dstate < 32 * (run + 1):
+            within = t < (shape.dstate - 32 * run) // 8
+            words = load_words(address, within, 64 * run)
+        else:
+            words = load_words(address, True, 64 * run)
+        for i, word in enumerate(words):
+            cs[i, half, run] = word
+
+
+def load_block(cs, place, address, wanted, shape):
+    """Load this lane's numbers of a block of C Bᵀ, four of each half's row."""
+    for half in range(shape.halves):
+        words = [cs[i, half, place] for i in range(4)]
+        for i, word in enumerate(reload_words(words, address, wanted, half * (16 * WARP))):
+            cs[i, half, place] = word
+
+
+class Blocks(NamedTuple):
+    """A row of blocks of C Bᵀ: what `weights` takes of that on the diagonal, and where all are.
+
+    The one on the diagonal has been loaded; `following` is the next tile's.
+    """
+
+    cbs: Any
+    place: int
+    columns: Any
+    decays: list[Any]
+    distance: Any
+    begins: list[Any] | None
+    first: Any
+    following: Any
+    more: Any
+    here: Any
+    before: Any
+
+    def weights(self, columns, shape, element):
+        """The block's weights; loads the next one in its place."""
+        found = weights(
+            self.cbs,
+            self.place,
+            columns,
+            self.decays,
+            self.distance,
+            self.begins,
+            self.first,
+            element,
+        )
+        load_block(self.cbs, self.place, self.following, self.more, shape)
+        return found
+
+    def load_before(self, shape):
+        """Load the blocks before the diagonal."""
+        for block in range(shape.row_blocks - 1):
+            load_block(self.cbs, block, self.here + block * BLOCK, block < self.before, shape)
+
+
+class Rows(NamedTuple):
+    """Rows of out to be stored, rounded by `round_out`: where, and how many are left."""
+
+    words: Any
+    address: Any
+    eight_rows: Any
+    left: Any
+    t: Any
+
+    def transposed(self, half, m):
+        """Words of 2t and 2t + 1 of 16 channels of the half's token."""
+        return [transpose_matrix(self.words[row, half, m]) for row in (0, 1)]
+
+    def store_words(self, half, m, words):
+        """Store 16 channels of the half's token, 8 bytes a lane: whole sectors."""
+        # Lanes of even t have the first of two tiles of 8 channels, those of odd t the second.
+        address = self.address + Int64(self.t // 2 * 8 + self.t % 2 * 16)
+        for _ in range(half):
+            address = address + self.eight_rows
+        store_words(address, words, self.left > 8 * half, 32 * m)
+
+    def store(self, shape):
+        """Store all of it."""
+        for half in range(shape.halves):
+            for m in range(shape.channel_tiles):
+                self.store_words(half, m, pair_up(*self.transposed(half, m), self.t))
+
+
+def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
+    """Add the state times C, load the next C, and gives the weights of the diagonal's block.
+
+    The products wait for shared memory and for one another, so what else there is to do stands
+    between them: those weights, and storing the rows of the tile before. Fragments are loaded a
+    step ahead.
+    """
+    steps = [(run, pair) for run in range(shape.runs) for pair in (0, 1)]
+    tiles = [(half, m) for half in range(shape.halves) for m in range(shape.channel_tiles)]
+    found = {}
+
+    def turn(part):
+        for place in tiles[part::2]:
+            found[place] = rows.transposed(*place)
+
+    def pair(part):
+        for place in tiles[part::2]:
+            found[place] = pair_up(*found[place], rows.t)
+
+    def store():
+        for place in tiles:
+            rows.store_words(*place, found[place])
+
+    def columns():
+        blocks.load_before(shape)
+        found["columns"] = load_columns(blocks.columns, 0)
+
+    def weigh():
+        found["weights"] = blocks.weights(found["columns"], shape, element)
+
+    others = [
+        columns,
+        lambda: turn(0),
+        lambda: turn(1),
+        weigh,
+        lambda: pair(0),
+        lambda: pair(1),
+        store,
+    ]
+    fragments = load_state_tile(stages, *steps[0], shape)
+    for i, (run, pair_of) in enumerate(steps):
+        ahead = load_state_tile(stages, *steps[i + 1], shape) if i + 1 < len(steps) else None
+        for m, a in enumerate(fragments):
+            for half in range(shape.halves):
+                add_product(
+                    y, a, [cs[2 * pair_of + j, half, run] for j in (0, 1)], half, m, element
+                )
+        if pair_of == 1:
+            load_c(cs, run, c_rows, rows.t, shape)
+        last = i + 1 == len(steps)
+        for other in others[i:] if last else others[i : i + 1]:
+            other()
+        fragments = ahead
+    return found["weights"]
+
+
+def load_state_tile(stages, run, pair, shape):
+    """The state's fragments of 16 of dstate, by 16 channels."""
+    first = (2 * run + pair) * shape.channel_tiles
+    return [
+        load_shared(stages[pair], (first + m) * (16 * WARP)) for m in range(shape.channel_tiles)
+    ]
+
+
+def add_product(y, a, b, half, m, element):
+    """Add a product of fragments to 16 channels of 8 tokens."""
+    total = mma(a, b, [y[i, half, m] for i in range(4)], element)
+    for i in range(4):
+        y[i, half, m] = total[i]
+
+
+def scale_tokens(y, factors):
+    """Multiply tokens 2t and 2t + 1 of each half."""
+    _, halves, tiles = y.shape
+    for m in range(tiles):
+        for half in range(halves):
+            for i in range(4):
+                y[i, half, m] = y[i, half, m] * factors[2 * half + i % 2]
+
+
+def own_decays(place, shape):
+    """The decay up to each half's token."""
+    return [load_floats(place, 64 * half, count=1)[0] for half in range(shape.halves)]
+
+
+def own_starts(place, packed, has_starts, shape):
+    """Where the sequence of each half's token starts in the tile; None in a variant without."""
+    if not packed:
+        return None
+    return [start_at(place, 32 * half, has_starts) for half in range(shape.halves)]
+
+
+def carried(pairs, starts, packed, has_starts, shape):
+    """What is left of the state before the tile at tokens 2t and 2t + 1 of each half."""
+    factors = []
+    for half in range(shape.halves):
+        values = load_floats(pairs, 64 * half, count=4)
+        for i in (0, 1):
+            factor = exp2(values[2 * i])
+            if packed:
+                start = start_at(starts, 32 * half + 4 * i, has_starts)
+                factor = choose(start < 0, factor, Float32(0.0))
+            factors.append(factor)
+    return factors
+
+
+def weights_before(cbs, place, pairs, reference, decays, element):
+    """A block of C Bᵀ before its row's own one, with decays and step sizes, as second operand.
+
+    Decays are factored at the token before the row's block, whose sum is `reference`: both factors
+    are at most 1, so neither overflows. `pairs`: (decay, step size) of the columns 2t, 2t + 1,
+    2t + 8, 2t + 9.
+    """
+    factors = [exp2(reference - pairs[2 * i]) * pairs[2 * i + 1] for i in range(4)]
+    operands = []
+    for half, decay in enumerate(decays):
+        own = exp2(decay - reference)
+        values = [cbs[i, half, place].bitcast(Float32) * factors[i] * own for i in range(4)]
+        operands.append([pack(*values[:2], element), pack(*values[2:], element)])
+    return operands
+
+
+def weights(cbs, place, pairs, decays, distance, begins, first, element):
+    """A block of C Bᵀ with decays and step sizes, masked, as second operand.
+
+    `pairs` as in `weights_before`. `distance`: how far the first half's token is from column 2t,
+    which is token `first` of the tile; `begins`: of `own_starts`.
+    """
+    operands = []
+    for half, decay in enumerate(decays):
+        values = []
+        for i, column in enumerate((0, 1, 8, 9)):
+            number = cbs[i, half, place].bitcast(Float32)
+            value = number * pairs[2 * i + 1] * exp2(decay - pairs[2 * i])
+            kept = column <= distance + 8 * half
+            if begins is not None:
+                kept = kept & (first + column >= begins[half])
+            values.append(choose(kept, value, Float32(0.0)))
+        operands.append([pack(*values[:2], element), pack(*values[2:], element)])
+    return operands
+
+
+def load_columns(pairs, block):
+    """(Decay, step size) of a block's columns 2t, 2t + 1, 2t + 8 and 2t + 9."""
+    found = load_floats(pairs, block * 128, count=4)
+    return found + load_floats(pairs, block * 128 + 64, count=4)
+
+
+def multiply_before(
+    y, cbs, blocks, pairs, x_rows, reference, decays, begins, distance, first, shape, element
+):
+    """Add what the blocks before the diagonal give, of which there are `blocks`."""
+    operands = []
+    for block in range(blocks):
+        columns = load_columns(pairs, block)
+        if begins is None:
+            found = weights_before(cbs, block, columns, reference, decays, element)
+        else:
+            place = first + block * 16
+            found = weights(
+                cbs, block, columns, decays, distance - block * 16, begins, place, element
+            )
+        operands.append(found)
+    for block, found in enumerate(operands):
+        multiply_x(y, x_rows + block * (16 * shape.x_row), found, element)
+
+
+def multiply_x(y, x_rows, operands, element):
+    """Add 16 tokens of x times a block of weights; gives x, as first operand."""
+    found = []
+    for m in range(y.shape[2]):
+        a = load_matrices(x_rows, 32 * m, transposed=True)
+        for half, b in enumerate(operands):
+            add_product(y, a, b, half, m, element)
+        found.append(a)
+    return found
+
+
+def add_dx(y, xs, d_column, first, element):
+    """Add D x, in fp32: of x as first operand, from its half `first` on."""
+    _, halves, tiles = y.shape
+    for m in range(tiles):
+        for row in (0, 1):
+            (factor,) = load_floats(d_column, 64 * m + 32 * row, count=1)
+            for half in range(halves):
+                word = xs[m][2 * half + row]
+                if halves == 1:
+                    word = choose(first == 0, word, xs[m][2 + row])
+                for i, value in enumerate(unpack(word, element)):
+                    y[2 * row + i, half, m] = y[2 * row + i, half, m] + factor * value
+
+
+def gate(y, address, eight_rows, t, left, element):
+    """Multiply by silu(z), read as `Rows` are stored."""
+    _, halves, tiles = y.shape
+    address = address + Int64(t // 2 * 8 + t % 2 * 16)
+    for half in range(halves):
+        for m in range(tiles):
+            first, second = load_two(address, left > 8 * half, 32 * m)
+            for row, word in enumerate(pair_up(first, second, t)):
+                for i, value in enumerate(unpack(transpose_matrix(word), element)):
+                    place = (2 * row + i, half, m)
+                    y[place] = y[place] * value * reciprocal(1.0 + exp2(value * -LOG2_E))
+        address = address + eight_rows
+
+
+def round_out(words, y, element):
+    """Round to 16 bits, tokens 2t and 2t + 1 in a word."""
+    rows, halves, tiles = words.shape
+    for m in range(tiles):
+        for half in range(halves):
+            for row in range(rows):
+                words[row, half, m] = pack(y[2 * row, half, m], y[2 * row + 1, half, m], element)
+
+
+def pair_up(first, second, t):
+    """Of two words of lanes t and t + 1, t even, both of the first to t and of the second on."""
+    odd = t % 2 != 0
+    got = cute.arch.shuffle_sync_bfly(choose(odd, first, second), 1)
+    return [choose(odd, got, first), choose(odd, second, got)]
+
+
+def start_at(place, offset, has_starts):
+    """Where a token's sequence starts in the tile; before it, if there are no sequences."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, -1; "
+        f"@p ld.shared.b32 {{$w0}}, [{{$r0}}+{offset}]; }}",
+        write_only_types=[Int32],
+        read_only_args=[place, Int32(has_starts)],
+    )

@@ -1,0 +1,226 @@
+"""What the warps do that own the state in the one-pass scan: tiles in, the state on, states out."""
+
+# The DSL ships no types, and its `.pth` file hides it from type checkers.
+# pyright: reportMissingImports=false
+
+from cutlass import Float32, Int32, Int64, Uint32
+
+from ..scalars import load_number, load_pair, prefetch, store_words
+from ..tensor_core import copy_async, exp2, load_matrices, mma, pack, store_shared, unpack
+from .prepare import bits, choose
+from .shape import WARP, slot
+
+THREADS = 128
+"""Those that copy."""
+NEVER = 2**31 - 1
+"""Where a sequence ends that does not exist."""
+
+
+def row_source(tensor, strides, batch, head, thread, chunks):
+    """Where this thread's first 16 bytes of a tile's rows start, for tokens from 0 on."""
+    of_batch, of_token, of_head = strides
+    index = Int64(batch) * of_batch + Int64(head) * of_head + Int64(thread // chunks) * of_token
+    return tensor + 2 * index + Int64(thread % chunks * 16)
+
+
+def copy_tile(shape, shared, thread, stage, b_stage, token, seqlen, x, b, decay_from, starts):
+    """Start copying the tile from `token` on; rows past the end become zero.
+
+    `x` and `b`: `row_source` and the stride of tokens. `starts`: where they are, and whether there
+    are any, or None.
+    """
+    left = seqlen - token
+    copy_rows(
+        x,
+        shared + Uint32(stage * shape.x_stage),
+        thread,
+        token,
+        left,
+        shape.tile,
+        shape.width // 8,
+        shape.width // 8,
+        shape.x_row,
+    )
+    copy_rows(
+        b,
+        shared + Uint32(shape.b_start + b_stage * shape.b_stage),
+        thread,
+        token,
+        left,
+        shape.tile,
+        shape.columns // 8,
+        shape.dstate // 8,
+        shape.b_row,
+    )
+    pairs, marks = shape.tile // 2, shape.tile // 4
+    copy_async(
+        shared + Uint32(shape.decay_start + stage * (8 * shape.tile) + thread * 16),
+        decay_from + (Int64(token) * 8 + Int64(thread) * 16),
+        Int32(16),
+        thread < pairs,
+    )
+    starts_from, has_starts = starts
+    if has_starts is not None:
+        mark = thread - 64
+        copy_async(
+            shared + Uint32(shape.starts_start + stage * (4 * shape.tile) + mark * 16),
+            starts_from + (Int64(token) * 4 + Int64(mark) * 16),
+            Int32(16),
+            (mark >= 0) & (mark < marks) & has_starts,
+        )
+
+
+def prefetch_tile(shape, thread, token, seqlen, x, b, first_head):
+    """Ask the L2 for a tile's rows of x and B, which come from memory else only when copied."""
+    # One block asks for B, which all heads of a group read.
+    for (source, stride), lines, mine in (
+        (x, -(-shape.width // 64), True),
+        (b, -(-shape.dstate // 64), first_head),
+    ):
+        for turn in range(-(-shape.tile * lines // THREADS)):
+            line = thread + turn * THREADS
+            row = token + line // lines
+            prefetch(
+                source + Int64(row) * (stride * 2) + Int64(line % lines * 128),
+                (row < seqlen) & (line < shape.tile * lines) & mine,
+            )
+
+
+def copy_rows(source, stage, thread, token, left, rows, chunks, filled, row_bytes):
+    """Start copying `rows` rows of `chunks` runs of 16 bytes, of which `filled` are no padding."""
+    start, stride = source
+    start = start + Int64(token) * (stride * 2)
+    if THREADS % chunks == 0:
+        # A thread keeps its place in the rows, so there is little to compute.
+        each = THREADS // chunks
+        row, column = thread // chunks, thread % chunks
+        place = stage + Uint32(row * row_bytes + column * 16)
+        for turn in range(-(-rows // each)):
+            inside = row + turn * each < left
+            if filled < chunks:
+                inside = inside & (column < filled)
+            wanted = True if (turn + 1) * each <= rows else row + turn * each < rows
+            copy_async(
+                place, start, choose(inside, Int32(16), Int32(0)), wanted, turn * each * row_bytes
+            )
+            start = start + stride * (2 * each)
+        return
+    first_row = thread // chunks
+    start = start - Int64(first_row) * (stride * 2) - Int64(thread % chunks * 16)
+    for turn in range(-(-rows * chunks // THREADS)):
+        chunk = thread + turn * THREADS
+        row, column = chunk // chunks, chunk % chunks
+        inside = row < left
+        if filled < chunks:
+            inside = inside & (column < filled)
+        copy_async(
+            stage + Uint32(row * row_bytes + column * 16),
+            start + Int64(row) * (stride * 2) + Int64(column * 16),
+            choose(inside, Int32(16), Int32(0)),
+            True if (turn + 1) * THREADS <= rows * chunks else chunk < rows * chunks,
+        )
+
+
+def load_state(s, base, entry, kind, column, dstate):
+    """Load this lane's part of a state; rows are 8 apart and tiles of columns 8 wide."""
+    _, n_tiles, m_tiles = s.shape
+    for m in range(m_tiles):
+        for n in range(n_tiles):
+            for half in (0, 1):
+                index = entry + ((16 * m + 8 * half) * dstate + 8 * n)
+                pair = load_pair(base, index, kind, column + 8 * n < dstate)
+                for i in (0, 1):
+                    s[2 * half + i, n, m] = pair[i]
+
+
+def store_state(s, address, column, dstate):
+    """Store this lane's part of a state in fp32."""
+    _, n_tiles, m_tiles = s.shape
+    for m in range(m_tiles):
+        for n in range(n_tiles):
+            for half in (0, 1):
+                store_words(
+                    address,
+                    [bits(s[2 * half, n, m]), bits(s[2 * half + 1, n, m])],
+                    column + 8 * n < dstate,
+                    4 * ((16 * m + 8 * half) * dstate + 8 * n),
+                )
+
+
+def publish(s, stage, owner, group, t, shape, element):
+    """Leave the state in shared memory in 16 bits, as first operands of the output's warps.
+
+    Of a run of 32 of dstate lane (group, r) there has the eight from 8r on, as those warps have of
+    C: four for one instruction and four for the next, `pair`.
+    """
+    _, n_tiles, m_tiles = s.shape
+    pair = t // 2
+    for n in range(n_tiles):
+        index = owner * n_tiles + n
+        place = slot(group, index % 4 ^ 2 * pair) * 16 + t % 2 * 8
+        address = stage + Uint32((index // 4 * 2 + pair) * (m_tiles * 16 * WARP) + place)
+        for m in range(m_tiles):
+            words = [pack(s[2 * row, n, m], s[2 * row + 1, n, m], element) for row in (0, 1)]
+            store_shared(address, words, m * (16 * WARP))
+
+
+def scale(s, factor):
+    """Multiply the state."""
+    _, n_tiles, m_tiles = s.shape
+    for m in range(m_tiles):
+        for n in range(n_tiles):
+            for i in range(4):
+                s[i, n, m] = s[i, n, m] * factor
+
+
+def sequence_end(cu_seqlens, sequence, sequences):
+    """Where a sequence ends; never, if it is past the last one."""
+    return load_number(
+        cu_seqlens.toint() + Int64(sequence + 1) * 4, sequence < sequences, Int32(NEVER)
+    )
+
+
+def take_row(target, s, m, kept, factor):
+    """Start 16 channels of another state from this one, times `factor`, or from zeros."""
+    for n in range(s.shape[1]):
+        for i in range(4):
+            target[i, n, 0] = choose(kept, s[i, n, m] * factor, Float32(0.0))
+
+
+def store_row(s, address, column, dstate, element):
+    """Store this lane's part of 16 channels of a state in 16 bits."""
+    for n in range(s.shape[1]):
+        for half in (0, 1):
+            word = pack(s[2 * half, n, 0], s[2 * half + 1, n, 0], element)
+            store_words(address, [word], column + 8 * n < dstate, 2 * (8 * half * dstate + 8 * n))
+
+
+def update(s, x_rows, b_rows, pairs, a_last, counted, element):
+    """Add 16 tokens to the state: x times B, weighted by step sizes and decays.
+
+    `counted`: the first and last tokens that count, relative to this lane's first; None: all.
+    """
+    _, n_tiles, m_tiles = s.shape
+    factors = []
+    for i, column in enumerate((0, 1, 8, 9)):
+        value = exp2(a_last - pairs[2 * i]) * pairs[2 * i + 1]
+        if counted is not None:
+            start, last = counted
+            value = choose((column >= start) & (column <= last), value, Float32(0.0))
+        factors.append(value)
+    operands = []
+    for first in range(0, n_tiles, 2):
+        count = 4 if first + 1 < n_tiles else 2
+        words = load_matrices(b_rows, 16 * first, transposed=True, count=count)
+        for tile in range(first, min(first + 2, n_tiles)):
+            scaled = []
+            for half in (0, 1):
+                low, high = unpack(words[2 * (tile - first) + half], element)
+                scaled.append(pack(low * factors[2 * half], high * factors[2 * half + 1], element))
+            operands.append(scaled)
+    for m in range(m_tiles):
+        a = load_matrices(x_rows, 32 * m, transposed=True)
+        for n in range(n_tiles):
+            total = mma(a, operands[n], [s[i, n, m] for i in range(4)], element)
+            for i in range(4):
+                s[i, n, m] = total[i]

@@ -1,0 +1,1 @@
+"""Copies inputs of the SSD scan whose rows its kernels do not read as they are."""

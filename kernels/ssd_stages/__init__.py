@@ -1,0 +1,1 @@
+"""The five stages of the SSD scan, a kernel each."""
