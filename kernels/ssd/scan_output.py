@@ -131,7 +131,7 @@ class Rows(NamedTuple):
         """Store all of it."""
         for half in range(shape.halves):
             for m in range(shape.channel_tiles):
-                self.store_words(half, m, pair_up(*self.transposed(half, m), self.t))
+                self.store_words(half, m, pair_up(*self.transposed(half, m), t=self.t))
 
 
 def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
@@ -151,7 +151,7 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
 
     def pair(part):
         for place in tiles[part::2]:
-            found[place] = pair_up(*found[place], rows.t)
+            found[place] = pair_up(*found[place], t=rows.t)
 
     def store():
         for place in tiles:
@@ -175,7 +175,7 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
     ]
     fragments = load_state_tile(stages, *steps[0], shape)
     for i, (run, pair_of) in enumerate(steps):
-        ahead = load_state_tile(stages, *steps[i + 1], shape) if i + 1 < len(steps) else None
+        ahead = load_state_tile(stages, *steps[i + 1], shape) if i + 1 < len(steps) else []
         for m, a in enumerate(fragments):
             for half in range(shape.halves):
                 add_product(
@@ -252,7 +252,7 @@ def weights_before(cbs, place, pairs, reference, decays, element):
     for half, decay in enumerate(decays):
         own = exp2(decay - reference)
         values = [cbs[i, half, place].bitcast(Float32) * factors[i] * own for i in range(4)]
-        operands.append([pack(*values[:2], element), pack(*values[2:], element)])
+        operands.append([pack(*values[:2], element=element), pack(*values[2:], element=element)])
     return operands
 
 
@@ -272,7 +272,7 @@ def weights(cbs, place, pairs, decays, distance, begins, first, element):
             if begins is not None:
                 kept = kept & (first + column >= begins[half])
             values.append(choose(kept, value, Float32(0.0)))
-        operands.append([pack(*values[:2], element), pack(*values[2:], element)])
+        operands.append([pack(*values[:2], element=element), pack(*values[2:], element=element)])
     return operands
 
 
