@@ -89,7 +89,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
         begins = output.own_starts(
             starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
         )
-        diagonal = output.multiply_state(
+        diagonal, own = output.multiply_state(
             y,
             cs,
             c_rows,
@@ -108,6 +108,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
                 row_block,
             ),
             output.Rows(words, out_at, out_token * 16, out_left, t),
+            part,
             shape,
             element,
         )
@@ -122,7 +123,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
             ),
         )
         xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
-        output.add_dx(y, xs, d_column, part, element)
+        output.add_dx(y, xs, d_column, own, part, element)
         # The decay up to the token before this row of blocks.
         reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
         reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
