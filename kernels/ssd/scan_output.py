@@ -154,8 +154,8 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, part, shape, element):
         for place in tiles[part::2]:
             found[place] = pair_up(*found[place], t=rows.t)
 
-    def store():
-        for place in tiles:
+    def store(part):
+        for place in tiles[part::2]:
             rows.store_words(*place, found[place])
 
     def columns():
@@ -165,14 +165,15 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, part, shape, element):
     def weigh():
         found["weights"] = blocks.weights(found["columns"], part, rows.t, shape, element)
 
+    # First what frees registers.
     others = [
-        columns,
         lambda: turn(0),
-        lambda: turn(1),
-        weigh,
         lambda: pair(0),
-        lambda: pair(1),
-        store,
+        lambda: turn(1),
+        lambda: (store(0), pair(1)),
+        lambda: store(1),
+        columns,
+        weigh,
     ]
     fragments = load_state_tile(stages, *steps[0], shape)
     for i, (run, pair_of) in enumerate(steps):
@@ -310,7 +311,6 @@ def multiply_before(
     y, cbs, blocks, pairs, x_rows, reference, decays, begins, distance, first, shape, element
 ):
     """Add what the blocks before the diagonal give, of which there are `blocks`."""
-    operands = []
     for block in range(blocks):
         columns = load_columns(pairs, block)
         if begins is None:
@@ -320,8 +320,6 @@ def multiply_before(
             found = weights(
                 cbs, block, columns, decays, distance - block * 16, begins, place, element
             )
-        operands.append(found)
-    for block, found in enumerate(operands):
         multiply_x(y, x_rows + block * (16 * shape.x_row), found, element)
 
 

@@ -12,7 +12,7 @@ from . import scan_state as state
 from .prepare import bits, choose
 from .scan_state import NEVER
 from .segment import AMONG_STATES, READY, USED, next_stage
-from .shape import B_STAGES, SCAN_WARPS, STATE_WARPS, WARP
+from .shape import B_STAGES, OWNERS, STATE_WARPS, WARP
 
 AHEAD = 3
 """Tiles after which one is asked for that is not copied yet."""
@@ -140,7 +140,7 @@ def carry_state(
                 shape,
                 element,
             )
-            for reader in cutlass.range_constexpr(SCAN_WARPS):
+            for reader in cutlass.range_constexpr(OWNERS):
                 cute.arch.barrier_arrive(
                     barrier_id=READY + 2 * reader + i % 2, number_of_threads=5 * WARP
                 )
