@@ -224,7 +224,7 @@ class _Planning:
         triangle = blocks * (blocks + 1) // 2
         made: dict[str, Value] = {
             "cb": self._workspace.take(call.batch * tiles * call.groups * triangle * 1024),
-            "decay": self._workspace.take(call.batch * call.heads * tiles * tile * 8),
+            "decay": self._workspace.take(call.batch * call.heads * tiles * tile * 12),
             "starts": 0,
         }
         if "seq_idx" in call.layouts:

@@ -14,8 +14,9 @@ Made are, with the sums of C Bᵀ and of decays in fp32:
 - ``cb``      ``(batch, tiles, groups, triangle, 2, 32, 4)``: of C Bᵀ within a tile the 16x16 blocks
   on and below the diagonal, row by row. Of rows g and, in the other half, 8 + g of a block lane
   4g + t has columns 2t, 2t + 1, 2t + 8 and 2t + 9;
-- ``decay``   ``(batch, heads, tiles, tile, 2)``: a token's decay since the tile's start, as the sum
-  of log2(e) dt A over the tokens up to it, and its step size dt after bias, softplus and limits;
+- ``decay``   ``(batch, heads, tiles, 3 * tile)``: of the tile's tokens pairs of their decay since its
+  start, as the sum of log2(e) dt A over the tokens up to it, and of their step size dt after bias,
+  softplus and limits; then what is left of each step at the tile's end;
 - ``starts``  ``(batch, tiles, tile)`` i32, where there is ``seq_idx``: the token of the tile with
   which a token's sequence starts, -1 if it started before the tile.
 
@@ -129,6 +130,9 @@ def ssd_prepare(
         rate = load_scalar(rates.toint(), Int64(head), rates_kind, known) * LOG2_E
         before = Float32(0.0)
         start_before = Int32(-1)
+        kept = cute.make_rmem_tensor((2, tile // WARP), Float32)
+        place_out = (Int64(this_batch) * heads + head) * tiles + this_tile
+        decays = decay.toint() + place_out * (12 * tile)
         for chunk in cutlass.range_constexpr(tile // WARP):
             token = first + chunk * WARP + lane
             inside = known & (token < seqlen)
@@ -143,8 +147,9 @@ def ssd_prepare(
             step = choose(counted, step, Float32(0.0))
             total = scan_sum(choose(counted, step * rate, Float32(0.0)), lane) + before
             before = cute.arch.shuffle_sync(total, WARP - 1)
-            place_out = (Int64(this_batch) * heads + head) * tiles + this_tile
-            pair = decay.toint() + (place_out * tile + (chunk * WARP + lane)) * 8
+            kept[0, chunk] = total
+            kept[1, chunk] = step
+            pair = decays + Int64(chunk * WARP + lane) * 8
             store_words(pair, [bits(total), bits(step)], known)
             mark = choose(sequence != previous, Int32(chunk * WARP) + lane, Int32(-1))
             mark = scan_max(mark, lane, start_before)
@@ -154,6 +159,10 @@ def ssd_prepare(
                 [mark],
                 (head == 0) & (seq_idx.toint() != 0),
             )
+        for chunk in cutlass.range_constexpr(tile // WARP):
+            left = exp2(before - kept[0, chunk]) * kept[1, chunk]
+            weight = decays + (8 * tile + Int64(chunk * WARP + lane) * 4)
+            store_words(weight, [bits(left)], known)
 
 
 def row_start(tensor, batch, group, row, t, strides):

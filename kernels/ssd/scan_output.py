@@ -169,8 +169,8 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, part, shape, element):
     others = [
         lambda: turn(0),
         lambda: pair(0),
-        lambda: turn(1),
-        lambda: (store(0), pair(1)),
+        lambda: (store(0), turn(1)),
+        lambda: pair(1),
         lambda: store(1),
         columns,
         weigh,

@@ -99,7 +99,7 @@ SCAN = Declaration(
     programmatic="pdl",
     shared_bytes=(
         f"3 * tile * (2 * width + 16) + 2 * tile * (2 * {_COLUMNS} + 16) "
-        f"+ outputs * 4 * width * {_COLUMNS} + 36 * tile + outputs * 4 * width"
+        f"+ outputs * 4 * width * {_COLUMNS} + 48 * tile + outputs * 4 * width"
     ),
     budget=Budget(),
 )
