@@ -264,7 +264,7 @@ NB_MODULE(_native, m) {
       .def("__repr__", &py_kernel_repr);
 
   nb::class_<TensorReader>(m, "TensorReader", nb::is_final())
-      .def(nb::init<nb::handle, const nb::tuple &>(), "api"_a, "classes"_a,
+      .def(nb::init<nb::handle, const nb::tuple &>(), "api"_a.none(), "classes"_a,
            nb::sig("def __init__(self, api: object, classes: tuple[type, ...]) -> None"),
            "Reads tensors of exactly these classes through DLPack's exchange API.")
       .def("describe", &TensorReader::describe, "tensors"_a, "gradients"_a,
