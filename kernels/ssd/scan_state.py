@@ -198,16 +198,21 @@ def store_row(s, address, column, dstate, element):
 def update(s, x_rows, b_rows, pairs, a_last, counted, element):
     """Add 16 tokens to the state: x times B, weighted by step sizes and decays.
 
-    `counted`: the first and last tokens that count, relative to this lane's first; None: all.
+    `counted`: the first and last tokens that count, relative to this lane's first; None: all. Of
+    the others not even a NaN counts.
     """
     _, n_tiles, m_tiles = s.shape
     factors = []
-    for i, column in enumerate((0, 1, 8, 9)):
-        value = exp2(a_last - pairs[2 * i]) * pairs[2 * i + 1]
-        if counted is not None:
-            start, last = counted
-            value = choose((column >= start) & (column <= last), value, Float32(0.0))
-        factors.append(value)
+    for i in range(4):
+        factors.append(exp2(a_last - pairs[2 * i]) * pairs[2 * i + 1])
+    masks = None
+    if counted is not None:
+        start, last = counted
+        halves = [
+            choose((column >= start) & (column <= last), Uint32(half), Uint32(0))
+            for column, half in zip((0, 1, 8, 9), (0xFFFF, 0xFFFF0000) * 2, strict=True)
+        ]
+        masks = (halves[0] | halves[1], halves[2] | halves[3])
     operands = []
     for first in range(0, n_tiles, 2):
         count = 4 if first + 1 < n_tiles else 2
@@ -216,10 +221,13 @@ def update(s, x_rows, b_rows, pairs, a_last, counted, element):
             scaled = []
             for half in (0, 1):
                 low, high = unpack(words[2 * (tile - first) + half], element)
-                scaled.append(pack(low * factors[2 * half], high * factors[2 * half + 1], element))
+                word = pack(low * factors[2 * half], high * factors[2 * half + 1], element)
+                scaled.append(word if masks is None else word & masks[half])
             operands.append(scaled)
     for m in range(m_tiles):
         a = load_matrices(x_rows, 32 * m, transposed=True)
+        if masks is not None:
+            a = [word & masks[i // 2] for i, word in enumerate(a)]
         for n in range(n_tiles):
             total = mma(a, operands[n], [s[i, n, m] for i in range(4)], element)
             for i in range(4):

@@ -217,26 +217,35 @@ def carry_state(
                     )
                 sequence = sequence + 1
                 next_end = state.sequence_end(cu_seqlens, sequence, sequences)
-            if start >= 0:
-                # Not by a factor of 0: neither infinities nor NaN may cross.
-                s.fill(0.0)
-                ended = Int32(1)
         total += a_last
-        state.scale(s, exp2(a_last))
-        for block in cutlass.range_constexpr(shape.row_blocks):
-            counted = None
-            if cutlass.const_expr(packed):
-                counted = (start - block * 16 - 2 * t, Int32(tile))
-            state.update(
-                s,
-                x_stage + block * (16 * shape.x_row),
-                b_stage + block * (16 * shape.b_row),
-                load_floats(pairs, block * 128, count=4)
-                + load_floats(pairs, block * 128 + 64, count=4),
-                a_last,
-                counted,
-                element,
-            )
+        if start >= 0:
+            # Not by a factor of 0: neither infinities nor NaN may cross.
+            s.fill(0.0)
+            ended = Int32(1)
+            for block in cutlass.range(0, shape.row_blocks, 1, unroll=1):
+                state.update(
+                    s,
+                    x_stage + Uint32(block * (16 * shape.x_row)),
+                    b_stage + Uint32(block * (16 * shape.b_row)),
+                    load_floats(pairs + Uint32(block * 128), 0, count=4)
+                    + load_floats(pairs + Uint32(block * 128), 64, count=4),
+                    a_last,
+                    (start - block * 16 - 2 * t, Int32(tile)),
+                    element,
+                )
+        else:
+            state.scale(s, exp2(a_last))
+            for block in cutlass.range_constexpr(shape.row_blocks):
+                state.update(
+                    s,
+                    x_stage + block * (16 * shape.x_row),
+                    b_stage + block * (16 * shape.b_row),
+                    load_floats(pairs, block * 128, count=4)
+                    + load_floats(pairs, block * 128 + 64, count=4),
+                    a_last,
+                    None,
+                    element,
+                )
         stage = next_stage(stage)
     if (final.toint() != 0) & ((final_segment >= 0) | (segment.number == segment.segments - 1)):
         entry = (
@@ -256,4 +265,4 @@ def carry_state(
             )
             * 4
         )
-        store_words(address, [bits(choose(ended == 0, exp2(total), Float32(0.0)))], True)
+        store_words(address, [bits(choose(ended == 0, exp2(total), Float32(-1.0)))], True)
