@@ -227,7 +227,7 @@ class TestCommand:
         assert set(wide) == {"kernel", "variant", "arch", "breaches"} | names
         assert wide["code"]["streamed_loads"] == {"16": 8}
         assert wide["code"]["loop"]["mix"]["tensor"] == 4
-        assert set(wide["prediction"]) == {"rates", "bound", "margin"}
+        assert set(wide["prediction"]) == {"rates", "bound", "margin", "tile_seconds"}
         assert [breach["field"] for breach in wide["breaches"]] == ["warps"]
         assert (narrow["prediction"], narrow["code"]["in_flight_bytes"]) == (None, None)
         assert invoke("inspect", directory, *chosen, "--check").exit_code == 1
