@@ -261,8 +261,9 @@ def weights_before(cbs, place, pairs, reference, decays, element):
 def weights(cbs, place, pairs, decays, distance, begins, first, element):
     """A block of C Bᵀ with decays and step sizes, masked, as second operand.
 
-    Of a token's own column `own_products` takes care. `pairs` as in `weights_before`. `distance`: how far the first half's token is from column 2t,
-    which is token `first` of the tile; `begins`: of `own_starts`.
+    Of a token's own column `own_products` takes care. `pairs` as in `weights_before`. `distance`:
+    how far the first half's token is from column 2t, which is token `first` of the tile; `begins`:
+    of `own_starts`.
     """
     operands = []
     for half, decay in enumerate(decays):

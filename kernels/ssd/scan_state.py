@@ -35,8 +35,8 @@ def row_source(tensor, strides, batch, head, thread, chunks):
 def copy_tile(shape, shared, thread, stage, b_stage, token, left, x, b, decay_from, starts):
     """Start copying the tile from `token` on; rows past the `left` ones become zero.
 
-    `left` is None if the tile is whole. `x` and `b`: `row_source` and the stride of tokens. `starts`: where they are, and whether there
-    are any, or None.
+    `left` is None if the tile is whole. `x` and `b`: `row_source` and the stride of tokens.
+    `starts`: where they are, and whether there are any, or None.
     """
     copy_rows(
         x,
@@ -214,27 +214,27 @@ def weights_to_end(left_at_end, offset):
     return found + load_floats(left_at_end, offset + 32, count=2)
 
 
-def from_start(factors, start):
-    """Only tokens from `start` on count, relative to this lane's first."""
-    return [
-        choose(column >= start, factor, Float32(0.0))
-        for column, factor in zip((0, 1, 8, 9), factors, strict=True)
-    ]
-
-
-def weights_until(pairs, a_end, start, end):
-    """As `weights_to_end`, at another token, whose decay is `a_end`; tokens from `start` to it."""
+def weights_until(pairs, a_end):
+    """As `weights_to_end`, at another token, whose decay is `a_end`."""
     values = load_floats(pairs, 0, count=4) + load_floats(pairs, 64, count=4)
-    factors = [exp2(a_end - values[2 * i]) * values[2 * i + 1] for i in range(4)]
-    return [
-        choose(column <= end, factor, Float32(0.0))
-        for column, factor in zip((0, 1, 8, 9), from_start(factors, start), strict=True)
-    ]
+    return [exp2(a_end - values[2 * i]) * values[2 * i + 1] for i in range(4)]
 
 
-def update(s, x_rows, b_rows, factors, element):
-    """Add 16 tokens to the state: x times B, weighted by step sizes and decays."""
+def update(s, x_rows, b_rows, factors, counted, element):
+    """Add 16 tokens to the state: x times B, weighted by step sizes and decays.
+
+    `counted`: the first and last tokens that count, relative to this lane's first; None: all. Of
+    the others not even a NaN counts.
+    """
     _, n_tiles, m_tiles = s.shape
+    masks = None
+    if counted is not None:
+        start, last = counted
+        halves = [
+            choose((column >= start) & (column <= last), Uint32(half), Uint32(0))
+            for column, half in zip((0, 1, 8, 9), (0xFFFF, 0xFFFF0000) * 2, strict=True)
+        ]
+        masks = (halves[0] | halves[1], halves[2] | halves[3])
     operands = []
     for first in range(0, n_tiles, 2):
         count = 4 if first + 1 < n_tiles else 2
@@ -243,10 +243,13 @@ def update(s, x_rows, b_rows, factors, element):
             scaled = []
             for half in (0, 1):
                 low, high = unpack(words[2 * (tile - first) + half], element)
-                scaled.append(pack(low * factors[2 * half], high * factors[2 * half + 1], element))
+                word = pack(low * factors[2 * half], high * factors[2 * half + 1], element)
+                scaled.append(word if masks is None else word & masks[half])
             operands.append(scaled)
     for m in range(m_tiles):
         a = load_matrices(x_rows, 32 * m, transposed=True)
+        if masks is not None:
+            a = [word & masks[i // 2] for i, word in enumerate(a)]
         for n in range(n_tiles):
             total = mma(a, operands[n], [s[i, n, m] for i in range(4)], element)
             for i in range(4):

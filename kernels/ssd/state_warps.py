@@ -213,7 +213,7 @@ def carry_state(
                 ) * dstate + (column + 2 * t)
                 last = choose(begin < next_end, local, Int32(-1))
                 # A few columns of a few channels at a time, as there are no registers for more.
-                some = min(n_tiles, 4)
+                some = min(n_tiles, 4 if n_tiles * m_tiles <= 16 else 2)
                 for m in cutlass.range_constexpr(m_tiles):
                     for n in cutlass.range_constexpr(0, n_tiles, some):
                         at_end = cute.make_rmem_tensor((4, some, 1), Float32)
@@ -223,12 +223,8 @@ def carry_state(
                                 at_end,
                                 x_stage + Uint32(block * (16 * shape.x_row)) + 32 * m,
                                 b_stage + Uint32(block * (16 * shape.b_row)) + 16 * n,
-                                state.weights_until(
-                                    pairs + Uint32(block * 128),
-                                    a_end,
-                                    start_end - block * 16 - 2 * t,
-                                    last - block * 16 - 2 * t,
-                                ),
+                                state.weights_until(pairs + Uint32(block * 128), a_end),
+                                (start_end - block * 16 - 2 * t, last - block * 16 - 2 * t),
                                 element,
                             )
                         state.store_part(
@@ -240,23 +236,31 @@ def carry_state(
                         )
                 sequence = sequence + 1
                 next_end = state.sequence_end(cu_seqlens, sequence, sequences)
-            if start >= 0:
-                # Not by a factor of 0: neither infinities nor NaN may cross.
-                s.fill(0.0)
-                ended = Int32(1)
         total += a_last
-        state.scale(s, exp2(a_last))
-        for block in cutlass.range_constexpr(shape.row_blocks):
-            factors = state.weights_to_end(left_at_end, 64 * block)
-            if cutlass.const_expr(packed):
-                factors = state.from_start(factors, start - block * 16 - 2 * t)
-            state.update(
-                s,
-                x_stage + block * (16 * shape.x_row),
-                b_stage + block * (16 * shape.b_row),
-                factors,
-                element,
-            )
+        if start >= 0:
+            # Not by a factor of 0: neither infinities nor NaN may cross.
+            s.fill(0.0)
+            ended = Int32(1)
+            for block in cutlass.range(0, shape.row_blocks, 1, unroll=1):
+                state.update(
+                    s,
+                    x_stage + Uint32(block * (16 * shape.x_row)),
+                    b_stage + Uint32(block * (16 * shape.b_row)),
+                    state.weights_to_end(left_at_end + Uint32(block * 64), 0),
+                    (start - block * 16 - 2 * t, Int32(tile)),
+                    element,
+                )
+        else:
+            state.scale(s, exp2(a_last))
+            for block in cutlass.range_constexpr(shape.row_blocks):
+                state.update(
+                    s,
+                    x_stage + block * (16 * shape.x_row),
+                    b_stage + block * (16 * shape.b_row),
+                    state.weights_to_end(left_at_end, block * 64),
+                    None,
+                    element,
+                )
         stage = next_stage(stage)
     if (final.toint() != 0) & ((final_segment >= 0) | (segment.number == segment.segments - 1)):
         entry = (
@@ -276,4 +280,4 @@ def carry_state(
             )
             * 4
         )
-        store_words(address, [bits(choose(ended == 0, exp2(total), Float32(0.0)))], True)
+        store_words(address, [bits(choose(ended == 0, exp2(total), Float32(-1.0)))], True)
