@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from sonata_aot.aot.measure.ssd_chunked import scan_in_chunks
 from sonata_aot.artifacts.errors import SonataError
 from sonata_aot.loader import Kernels
-from ssd_chunked import scan_in_chunks
 from ssd_problems import (
     BOUNDS,
     DTYPES,
