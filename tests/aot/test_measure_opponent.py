@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,6 +157,17 @@ def test_a_whole_mamba_ssm_that_is_in_use_is_left_alone(tree: Path) -> None:
     opponent.load()
     assert sys.modules["mamba_ssm"] is whole
     assert sys.modules["mamba_ssm.ops.triton"].HERE == "ops/triton/"
+
+
+@pytest.mark.usefixtures("tree")
+def test_what_was_tuned_for_one_length_is_forgotten() -> None:
+    loaded = opponent.load()
+    kernels: Any = importlib.import_module("mamba_ssm.ops.triton.ssd_bmm")
+    tuned = SimpleNamespace(cache={"key": "configuration"}, configs=[1, 2])
+    compiled = SimpleNamespace(cache={"key": "binary"})
+    kernels.tuned, kernels.compiled = tuned, compiled
+    loaded.retune()
+    assert (tuned.cache, compiled.cache) == ({}, {"key": "binary"})
 
 
 @pytest.mark.usefixtures("tree")
