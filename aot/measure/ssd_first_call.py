@@ -176,7 +176,7 @@ def against(records: list[dict[str, Any]], child: Child = child, shape: Shape = 
 
 
 def _text(shape: Shape) -> str:
-    return f"{shape.batch}x{shape.seqlen},heads={shape.heads}"
+    return str(shape).replace(" ", ",")
 
 
 def run(
