@@ -27,12 +27,15 @@ COMPILER = {"cutlass", "cuda"}
 
 
 HOST_FILES = {"__init__.py", "spec.py"}
+# What device code of several kernels shares.
+DEVICE_FILES = {"loads.py", "scalars.py", "tensor_core.py"}
 
 
 def loads_compiler(path: Path) -> bool:
     # In a kernel's folder, all but the declaration is device code.
     in_kernel = path.parent.parent == ROOT / "kernels" and path.name not in HOST_FILES
-    return in_kernel or path in (ROOT / "kernels" / "loads.py", ROOT / "aot" / "recipe.py")
+    shared = path.parent == ROOT / "kernels" and path.name in DEVICE_FILES
+    return in_kernel or shared or path == ROOT / "aot" / "recipe.py"
 
 
 MOST_LINES = 420

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 WARP = 32
-SCAN_WARPS = 4
+OWNERS = 4
+"""Output warps that share the tokens of a tile."""
+TURNS = 2
+"""Sets of them, which take tiles in turn."""
 STATE_WARPS = 4
 X_STAGES = 3
 B_STAGES = 2
@@ -23,7 +26,7 @@ class Shape:
     @property
     def threads(self):
         """Of a block; without `outputs` it computes states alone."""
-        return WARP * (SCAN_WARPS * self.outputs + STATE_WARPS)
+        return WARP * (OWNERS * TURNS * self.outputs + STATE_WARPS)
 
     @property
     def slices(self):
@@ -53,7 +56,7 @@ class Shape:
     @property
     def halves(self):
         """Runs of 8 tokens of one output warp."""
-        return self.tile // (8 * SCAN_WARPS)
+        return self.tile // (8 * OWNERS)
 
     @property
     def channel_tiles(self):

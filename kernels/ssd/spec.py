@@ -92,7 +92,7 @@ SCAN = Declaration(
     ),
     choices=_SCAN_CHOICES,
     selectors=("dtype", "headdim", "dstate", "packed", "outputs", "pdl"),
-    block=("128 + 128 * outputs", "1", "1"),
+    block=("128 + 256 * outputs", "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
     min_sm="80 + 10 * pdl",

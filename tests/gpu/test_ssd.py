@@ -225,8 +225,10 @@ def test_hard_inputs(kernels: Kernels, case: str, dtype: str):
         arguments["A"] = levels if hard["A"] is None else torch.full_like(levels, hard["A"])
         # Sums of large steps would leave float16.
         arguments["x"].mul_(0.05)
+        # A sum of the steps of 64 tokens in fp32 is off by that much, and exp of it by its factor.
+        steps = (arguments["dt"] * arguments["A"]).abs().max().item()
         with segments(kernels, cut):
-            check(kernels, arguments, case, slack=1.2)
+            check(kernels, arguments, case, slack=1.2, more=2**-24 * 64 * steps)
 
 
 def test_a_state_in_float32_outlives_thousands_of_tokens(kernels: Kernels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import re
@@ -10,12 +11,14 @@ import sys
 
 import pytest
 
-from sonata_aot.artifacts import Declaration
+from sonata_aot.aot.plan import jobs
+from sonata_aot.artifacts import Arch, Declaration
 from sonata_aot.artifacts.declaration import DTYPE_BYTES
 from sonata_aot.artifacts.errors import ManifestError
 from sonata_aot.artifacts.schema import decode, encode
 from sonata_aot.artifacts.verify import SHARED_PER_BLOCK
 from sonata_aot.kernels import KernelSpec, Variant, builtin, product
+from sonata_aot.kernels.models import MODELS
 
 SPECS = builtin()
 
@@ -39,13 +42,83 @@ def covered(kernel: str, *choices: str) -> set[tuple[str | int, ...]]:
     return {tuple(variant[name] for name in choices) for variant in SPECS[kernel].variants}
 
 
+def default(kernel: str, arch: str, *choices: str) -> list[tuple[str | int, ...]]:
+    """Of all variants that a default build makes for an architecture; each of them once."""
+    planned = jobs([SPECS[kernel]], [Arch.parse(arch)])
+    return sorted(tuple(job.variant[name] for name in choices) for job in planned)
+
+
+SCAN = ("ssd_pass", "ssd_prepare", "ssd_scan")
+STAGES = (
+    *("ssd_bmm_chunk", "ssd_chunk_cumsum", "ssd_chunk_scan", "ssd_chunk_state"),
+    "ssd_state_passing",
+)
+# (headdim, dstate) of Mamba2, Zonos, Codestral Mamba, Bamba, Zamba2, Nemotron-H and Falcon-H1.
+PAIRS = {(64, 64), (64, 128), (64, 256), (80, 128), (128, 256)}
+
+
 def test_the_default_set() -> None:
     """Every combination that a call can ask for and that is built without asking."""
-    assert [name for name, spec in SPECS.items() if spec.default] == ["gemv", "gemv_any"]
+    assert {name for name, spec in SPECS.items() if spec.default} == {
+        *("gemv", "gemv_any", "ssd_copy", *SCAN, *STAGES)
+    }
+    assert set(MODELS) == PAIRS
     every = {(dtype, m) for dtype in ("bf16", "f16") for m in (1, 2, 4, 8)}
     assert covered("gemv", "dtype", "m") == every
     assert covered("gemv_any", "dtype", "m", "wide") == {(*c, w) for c in every for w in (0, 1)}
     assert SPECS["gemv_any"].declaration.selectors == ("dtype", "m", "wide")
+
+
+@pytest.mark.parametrize(("arch", "pdl"), [("sm86", 0), ("sm90", 1)])
+class TestTheDefaultSetOfTheScan:
+    """Every pair of every named model, in both dtypes, on every architecture."""
+
+    def test_the_one_pass_scan_with_sequences_or_not_with_out_or_not(
+        self, arch: str, pdl: int
+    ) -> None:
+        choices = ("dtype", "headdim", "dstate", "packed", "outputs", "pdl")
+        assert default("ssd_scan", arch, *choices) == sorted(
+            (dtype, *pair, packed, outputs, pdl)
+            for dtype in ("bf16", "f16")
+            for pair in PAIRS
+            for packed in (0, 1)
+            for outputs in (0, 1)
+        )
+
+    def test_what_prepares_it_in_the_same_tiles(self, arch: str, pdl: int) -> None:
+        scans = default("ssd_scan", arch, "dtype", "dstate", "tile", "pdl")
+        assert default("ssd_prepare", arch, "dtype", "dstate", "tile", "pdl") == sorted({*scans})
+
+    @pytest.mark.parametrize(
+        ("kernel", "choices"),
+        [
+            ("ssd_bmm_chunk", ("dtype", "dstate")),
+            ("ssd_chunk_state", ("dtype", "headdim", "dstate")),
+            ("ssd_chunk_scan", ("dtype", "headdim", "dstate")),
+        ],
+    )
+    def test_the_stages(self, arch: str, pdl: int, kernel: str, choices: tuple[str, ...]) -> None:
+        sizes = {
+            tuple({"dtype": dtype, "headdim": p, "dstate": n}[name] for name in choices)
+            for dtype in ("bf16", "f16")
+            for p, n in PAIRS
+        }
+        assert default(kernel, arch, *choices) == sorted(sizes)
+
+    @pytest.mark.parametrize(
+        "kernel", ["ssd_copy", "ssd_pass", "ssd_chunk_cumsum", "ssd_state_passing"]
+    )
+    def test_what_serves_all_sizes(self, arch: str, pdl: int, kernel: str) -> None:
+        assert len(default(kernel, arch)) == 1
+
+
+@pytest.mark.parametrize("kernel", ["ssd_scan", "ssd_chunk_scan", "ssd_chunk_state"])
+def test_the_others_build_on_request(kernel: str) -> None:
+    assert covered(kernel, "dtype", "headdim", "dstate") == {
+        (dtype, *pair)
+        for dtype in ("bf16", "f16")
+        for pair in itertools.product((32, 64, 80, 96, 128), (16, 32, 64, 128, 256))
+    }
 
 
 def test_every_number_of_rows_has_a_variant_for_every_architecture() -> None:

@@ -1,0 +1,167 @@
+"""The walk of the one-pass scan's warps that own tokens; its steps are in `scan_output`."""
+
+# The DSL ships no types, and its `.pth` file hides it from type checkers.
+# pyright: reportMissingImports=false
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from ..tensor_core import load_floats
+from . import scan_output as output
+from .prepare import choose
+from .scan_output import BLOCK
+from .segment import READY, USED, next_stage
+from .shape import OWNERS, TURNS, WARP, slot
+
+
+@cute.jit
+def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
+    """Compute what a warp owns of each tile's out, and store it.
+
+    `lanes`: a thread's lane, and the row and pair of columns that it has of 8x8 matrices. `c`, `z`
+    and `out`: pointer, and the strides of batch, token, and group or head.
+    """
+    shape, element, shared = segment.shape, segment.element, segment.shared
+    first, count, seqlen, tile = segment.first, segment.count, segment.seqlen, shape.tile
+    c, (c_batch, c_token, c_group) = c
+    z, (z_batch, z_token, z_head) = z
+    out, (out_batch, out_token, out_head) = out
+    lane, group, t = lanes
+    # Two sets of warps take tiles in turn. Of each a warp owns a block of 16 tokens, or the half
+    # `part` of one.
+    turn, owner = warp // OWNERS, warp % OWNERS
+    part = owner // shape.row_blocks
+    c_from = c.toint() + 2 * (
+        Int64(segment.batch) * c_batch + Int64(segment.group) * c_group + Int64(t * 8)
+    )
+    cb_from = cb.toint() + (
+        (Int64(segment.batch) * segment.tiles * segment.groups + segment.group)
+        * (shape.triangle * BLOCK)
+        + (part * (16 * WARP) + lane * 16)
+    )
+    cb_tile = Int64(segment.groups) * (shape.triangle * BLOCK)
+    z_from = z.toint() + 2 * (
+        Int64(segment.batch) * z_batch + Int64(segment.head) * z_head + segment.channel
+    )
+    out_from = out.toint() + 2 * (
+        Int64(segment.batch) * out_batch + Int64(segment.head) * out_head + segment.channel
+    )
+    # Where this lane finds its parts of the state, and of x as first operand.
+    s_lanes = [shared + shape.s_start + slot(group, t ^ pair) * 16 for pair in (0, 2)]
+    x_lane = shared + (lane // 16 * 8 + lane % 8) * shape.x_row + lane // 8 % 2 * 16
+    d_column = shared + shape.d_start + group * 4
+    y = cute.make_rmem_tensor((4, shape.halves, shape.channel_tiles), Float32)
+    before = shape.row_blocks - 1
+    cs = cute.make_rmem_tensor((4, shape.halves, shape.runs), Uint32)
+    cbs = cute.make_rmem_tensor((4, shape.halves, shape.row_blocks), Uint32)
+    cbs.fill(0)
+    # What the tile before has left to store.
+    words = cute.make_rmem_tensor((2, shape.halves, shape.channel_tiles), Uint32)
+    words.fill(0)
+    out_at = out_from
+    out_left = Int32(0)
+    row_block = owner % shape.row_blocks
+    stage = turn
+    s_stage = Uint32(turn * shape.s_stage)
+    token = (first + turn) * tile + row_block * 16 + part * 8 + group
+    cb_here = cb_from + cb_tile * (first + turn) + output.triangle_of(row_block)
+    # The last place has the block on the diagonal, and is loaded a tile ahead.
+    output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > turn, shape)
+    if count > turn:
+        c_rows = output.rows_of_c(c_from, c_token, token, seqlen, shape)
+        for run in cutlass.range_constexpr(shape.runs):
+            output.load_c(cs, run, c_rows, t, shape)
+    for i in cutlass.range(turn, count, TURNS, unroll=1):
+        more = i + TURNS < count
+        # The other way round in this warp's next tile.
+        next_block = before - row_block
+        next_token = (first + i + TURNS) * tile + next_block * 16 + part * 8 + group
+        c_rows = output.rows_of_c(c_from, c_token, next_token, seqlen, shape)
+        cb_next = cb_from + cb_tile * (first + i + TURNS) + output.triangle_of(next_block)
+        local = row_block * 16 + part * 8
+        distance = local + group - 2 * t
+        x_rows = x_lane + Uint32(stage * shape.x_stage)
+        decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
+        pairs = decay_stage + t * 16
+        starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
+        y.fill(0.0)
+        cute.arch.barrier(barrier_id=READY + 2 * owner + turn, number_of_threads=5 * WARP)
+        # Long and without branches, so that each wait has something else to do.
+        decays = output.own_decays(decay_stage + (local + group) * 8, shape)
+        begins = output.own_starts(
+            starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
+        )
+        diagonal, own = output.multiply_state(
+            y,
+            cs,
+            c_rows,
+            [lane_of + s_stage for lane_of in s_lanes],
+            output.Blocks(
+                cbs,
+                before,
+                pairs + row_block * 128,
+                decays,
+                distance - row_block * 16,
+                begins,
+                row_block * 16 + 2 * t,
+                cb_next + Int64(next_block) * BLOCK,
+                more,
+                cb_here,
+                row_block,
+            ),
+            output.Rows(words, out_at, out_token * 16, out_left, t),
+            part,
+            shape,
+            element,
+        )
+        output.scale_tokens(
+            y,
+            output.carried(
+                pairs + local * 8,
+                starts_stage + (local + 2 * t) * 4,
+                packed,
+                starts.toint() != 0,
+                shape,
+            ),
+        )
+        xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
+        output.add_dx(y, xs, d_column, own, part, element)
+        # The decay up to the token before this row of blocks.
+        reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
+        reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
+        for blocks in cutlass.range_constexpr(1, shape.row_blocks):
+            if row_block == blocks:
+                output.multiply_before(
+                    y,
+                    cbs,
+                    blocks,
+                    pairs,
+                    x_rows,
+                    reference,
+                    decays,
+                    begins,
+                    distance,
+                    2 * t,
+                    shape,
+                    element,
+                )
+        if more:
+            cute.arch.barrier_arrive(barrier_id=USED + turn, number_of_threads=8 * WARP)
+        token = (first + i) * tile + local + group
+        if z.toint() != 0:
+            output.gate(
+                y,
+                z_from + Int64(token) * (z_token * 2),
+                z_token * 16,
+                t,
+                seqlen - token,
+                element,
+            )
+        # Stored in the next tile's long stretch.
+        output.round_out(words, y, element)
+        out_at = out_from + Int64(token) * (out_token * 2)
+        out_left = seqlen - token
+        row_block = next_block
+        cb_here = cb_next
+        stage = next_stage(next_stage(stage))
+    output.Rows(words, out_at, out_token * 16, out_left, t).store(shape)

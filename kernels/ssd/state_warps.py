@@ -1,0 +1,259 @@
+"""The walk of the one-pass scan's warps that own the state; its steps are in `scan_state`."""
+
+# The DSL ships no types, and its `.pth` file hides it from type checkers.
+# pyright: reportMissingImports=false
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from ..scalars import store_words
+from ..tensor_core import commit_copies, exp2, load_floats, load_shared, wait_copies
+from . import scan_state as state
+from .prepare import bits, choose
+from .scan_state import NEVER
+from .segment import AMONG_STATES, READY, USED, next_stage
+from .shape import B_STAGES, OWNERS, STATE_WARPS, WARP
+
+AHEAD = 3
+"""Tiles after which one is asked for that is not copied yet."""
+
+
+@cute.jit
+def carry_state(
+    segment,
+    owner,
+    own_thread,
+    lanes,
+    x,
+    b,
+    decay,
+    starts,
+    initial,
+    final,
+    totals,
+    ends,
+    packed,
+    outputs,
+):
+    """Copy tiles, take a warp's part of the state through them, and store states.
+
+    `x` and `b`: pointer, and the strides of batch, token, and head or group. `initial`: pointer,
+    dtype and strides of batch, segment and head; `final` the same without dtype. `ends`: pointers
+    to the bounds of sequences and to the states at their ends, and how many there are.
+    """
+    shape, element, shared = segment.shape, segment.element, segment.shared
+    first, count, seqlen = segment.first, segment.count, segment.seqlen
+    tile, dstate = shape.tile, shape.dstate
+    x, (x_batch, x_token, x_head) = x
+    b, (b_batch, b_token, b_group) = b
+    initial, initial_kind, (initial_batch, initial_segment, initial_head) = initial
+    final, (final_batch, final_segment, final_head) = final
+    cu_seqlens, end_states, sequences = ends
+    lane, group, t = lanes
+    m_tiles = shape.channel_tiles
+    n_tiles = shape.state_columns // 8
+    column = owner * shape.state_columns
+    x_from = state.row_source(
+        x.toint() + segment.channel * 2,
+        (x_batch, x_token, x_head),
+        segment.batch,
+        segment.head,
+        own_thread,
+        shape.width // 8,
+    )
+    b_from = state.row_source(
+        b.toint(),
+        (b_batch, b_token, b_group),
+        segment.batch,
+        segment.group,
+        own_thread,
+        shape.columns // 8,
+    )
+    x_lines = x.toint() + 2 * (
+        Int64(segment.batch) * x_batch + Int64(segment.head) * x_head + Int64(segment.channel)
+    )
+    b_lines = b.toint() + 2 * (Int64(segment.batch) * b_batch + Int64(segment.group) * b_group)
+    decay_from = decay.toint() + (
+        Int64(segment.batch) * segment.heads + segment.head
+    ) * segment.tiles * (8 * tile)
+    starts_from = starts.toint() + Int64(segment.batch) * segment.tiles * (4 * tile)
+    has_starts = (starts.toint() != 0) if packed else None
+    if count > 0:
+        state.copy_tile(
+            shape,
+            shared,
+            own_thread,
+            Int32(0),
+            Int32(0),
+            first * tile,
+            seqlen,
+            (x_from, x_token),
+            (b_from, b_token),
+            decay_from,
+            (starts_from, has_starts),
+        )
+    commit_copies()
+    s = cute.make_rmem_tensor((4, n_tiles, m_tiles), Float32)
+    s.fill(0.0)
+    if initial.toint() != 0:
+        entry = (
+            Int64(segment.batch) * initial_batch
+            + Int64(segment.number) * initial_segment
+            + Int64(segment.head) * initial_head
+            + Int64(segment.channel + group) * dstate
+            + (column + 2 * t)
+        )
+        state.load_state(s, initial.toint(), entry, initial_kind, column + 2 * t, dstate)
+    x_lane = shared + (lane // 16 * 8 + lane % 8) * shape.x_row + lane // 8 % 2 * 16
+    b_lane = shared + shape.b_start + lane % 16 * shape.b_row + lane // 16 * 16 + column * 2
+    stage = Int32(0)
+    total = Float32(0.0)
+    ended = Int32(0)
+    # The next sequence to end, and where; none if there are no more.
+    sequence = Int32(0)
+    next_end = Int32(NEVER)
+    # The outer one is decided at compile time, the inner one at run time.
+    if cutlass.const_expr(packed):  # noqa: SIM102
+        if cu_seqlens.toint() != 0:
+            upper = sequences
+            if first == 0:
+                upper = Int32(0)
+            while sequence < upper:
+                middle = (sequence + upper) // 2
+                if state.sequence_end(cu_seqlens, middle, sequences) <= first * tile:
+                    sequence = middle + 1
+                else:
+                    upper = middle
+            next_end = state.sequence_end(cu_seqlens, sequence, sequences)
+    for i in cutlass.range(0, count, 1, unroll=1):
+        decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
+        wait_copies(0)
+        if cutlass.const_expr(outputs):
+            if i >= 2:
+                cute.arch.barrier(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
+            state.publish(
+                s,
+                shared + Uint32(shape.s_start + i % 2 * shape.s_stage),
+                owner,
+                group,
+                t,
+                shape,
+                element,
+            )
+            for reader in cutlass.range_constexpr(OWNERS):
+                cute.arch.barrier_arrive(
+                    barrier_id=READY + 2 * reader + i % 2, number_of_threads=5 * WARP
+                )
+        cute.arch.barrier(barrier_id=AMONG_STATES, number_of_threads=STATE_WARPS * WARP)
+        state.prefetch_tile(
+            shape,
+            own_thread,
+            (first + i + AHEAD) * tile,
+            seqlen,
+            (x_lines, x_token),
+            (b_lines, b_token),
+            (segment.head == segment.group * segment.group_heads) & (segment.channel == 0),
+        )
+        if i + 1 < count:
+            state.copy_tile(
+                shape,
+                shared,
+                own_thread,
+                next_stage(stage),
+                (i + 1) % B_STAGES,
+                (first + i + 1) * tile,
+                seqlen,
+                (x_from, x_token),
+                (b_from, b_token),
+                decay_from,
+                (starts_from, has_starts),
+            )
+        commit_copies()
+        a_last = load_floats(decay_stage, 8 * tile - 8, count=1)[0]
+        start = Int32(-1)
+        x_stage = x_lane + Uint32(stage * shape.x_stage)
+        b_stage = b_lane + Uint32(i % B_STAGES * shape.b_stage)
+        pairs = decay_stage + t * 16
+        if cutlass.const_expr(packed):
+            starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
+            if starts.toint() != 0:
+                start = Int32(load_shared(starts_stage, 4 * tile - 4, count=1)[0])
+            token = (first + i) * tile
+            while next_end <= token + tile:
+                begin = state.sequence_end(cu_seqlens, sequence - 1, sequences)
+                local = next_end - 1 - token
+                a_end = Float32(0.0)
+                start_end = Int32(-1)
+                if begin < next_end:
+                    a_end = load_floats(decay_stage + local * 8, 0, count=1)[0]
+                    if starts.toint() != 0:
+                        start_end = Int32(load_shared(starts_stage + local * 4, 0, count=1)[0])
+                kept = (begin < next_end) & (start_end < 0) | (sequence == 0) & (next_end == 0)
+                entry = (
+                    (Int64(sequence) * segment.heads + segment.head) * shape.headdim
+                    + (segment.channel + group)
+                ) * dstate + (column + 2 * t)
+                last = choose(begin < next_end, local, Int32(-1))
+                for m in cutlass.range_constexpr(m_tiles):
+                    at_end = cute.make_rmem_tensor((4, n_tiles, 1), Float32)
+                    state.take_row(at_end, s, m, kept, exp2(a_end))
+                    for block in cutlass.range(0, shape.row_blocks, 1, unroll=1):
+                        state.update(
+                            at_end,
+                            x_stage + Uint32(block * (16 * shape.x_row)) + 32 * m,
+                            b_stage + Uint32(block * (16 * shape.b_row)),
+                            load_floats(pairs + Uint32(block * 128), 0, count=4)
+                            + load_floats(pairs + Uint32(block * 128), 64, count=4),
+                            a_end,
+                            (start_end - block * 16 - 2 * t, last - block * 16 - 2 * t),
+                            element,
+                        )
+                    state.store_row(
+                        at_end,
+                        end_states.toint() + (entry + 16 * m * dstate) * 2,
+                        column + 2 * t,
+                        dstate,
+                        element,
+                    )
+                sequence = sequence + 1
+                next_end = state.sequence_end(cu_seqlens, sequence, sequences)
+            if start >= 0:
+                # Not by a factor of 0: neither infinities nor NaN may cross.
+                s.fill(0.0)
+                ended = Int32(1)
+        total += a_last
+        state.scale(s, exp2(a_last))
+        for block in cutlass.range_constexpr(shape.row_blocks):
+            counted = None
+            if cutlass.const_expr(packed):
+                counted = (start - block * 16 - 2 * t, Int32(tile))
+            state.update(
+                s,
+                x_stage + block * (16 * shape.x_row),
+                b_stage + block * (16 * shape.b_row),
+                load_floats(pairs, block * 128, count=4)
+                + load_floats(pairs, block * 128 + 64, count=4),
+                a_last,
+                counted,
+                element,
+            )
+        stage = next_stage(stage)
+    if (final.toint() != 0) & ((final_segment >= 0) | (segment.number == segment.segments - 1)):
+        entry = (
+            Int64(segment.batch) * final_batch
+            + choose(final_segment >= 0, Int64(segment.number) * final_segment, Int64(0))
+            + Int64(segment.head) * final_head
+            + Int64(segment.channel + group) * dstate
+            + (column + 2 * t)
+        )
+        state.store_state(s, final.toint() + entry * 4, column + 2 * t, dstate)
+    if (totals.toint() != 0) & (own_thread == 0) & (segment.channel == 0):
+        address = (
+            totals.toint()
+            + (
+                (Int64(segment.batch) * segment.segments + segment.number) * segment.heads
+                + segment.head
+            )
+            * 4
+        )
+        store_words(address, [bits(choose(ended == 0, exp2(total), Float32(0.0)))], True)
