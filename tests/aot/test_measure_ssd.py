@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from measure_fakes import FakeScan, Gpu, Launched, binary, loaded_scan, reads
-from sonata_aot.aot.measure import ssd, ssd_operands, ssd_shapes, timing
+from sonata_aot.aot.measure import ssd, ssd_host, ssd_operands, ssd_shapes, timing
 from sonata_aot.aot.measure.ceiling import Reader
 from sonata_aot.aot.measure.mamba_opponent import Opponent
 from sonata_aot.aot.measure.operands import WrongResult
@@ -162,7 +162,7 @@ def test_a_wrong_result_is_refused(who: str, result: int) -> None:
     scan = scene.scans["sm86"] if who == "ours" else scene.theirs
     scan.damage = lambda *results: results[result].mul_(1.1)
     name = "sm86-ptx" if who == "ours" else "triton"
-    with pytest.raises(WrongResult, match=f"{name}: a replay left .*relative error 0.1"):
+    with pytest.raises(WrongResult, match=f"{name}: a replay left .*relative error 0"):
         scene.run(SMALL)
 
 
@@ -253,3 +253,25 @@ def test_an_opponent_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) ->
     lines: list[str] = []
     assert ssd.find_opponent(lines.append) is None
     assert lines == ["without an opponent: no_such_package is not installed; pip install it"]
+
+
+def test_eager_calls_are_timed_until_issued_and_until_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pending, made = [0.0], [0.0], [0, 0]
+
+    def call(which: int, host: float, gpu: float) -> None:
+        made[which] += 1
+        now[0] += host
+        pending[0] = max(pending[0], now[0]) + gpu
+
+    def synchronize() -> None:
+        now[0] = max(now[0], pending[0])
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(ssd_host.time, "perf_counter", lambda: now[0])
+    ours, theirs = ssd_host.eager([lambda: call(0, 10e-6, 40e-6), lambda: call(1, 900e-6, 100e-6)])
+    # The GPU starts as soon as the first call is issued, and ends after the last.
+    assert ours.host_us == pytest.approx(10)
+    assert ours.wall_us == pytest.approx(40 + 10 / ssd_host.CALLS)
+    assert theirs.host_us == pytest.approx(900)
+    assert theirs.wall_us == pytest.approx(900 + 100 / ssd_host.CALLS)
+    assert made[0] == made[1] >= ssd_host.ROUNDS * ssd_host.CALLS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,15 +165,6 @@ def test_usage_errors_come_before_anything_is_measured(
     result = invoke("bench", "ssd", *options)
     assert (result.exit_code, on_paper) == (2, {})
     assert word in result.stderr
-
-
-def test_without_torch_it_says_how_to_install_it(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    result = invoke("bench", "ssd")
-    assert result.exit_code == 1
-    assert "pip install 'sonata-aot[" in result.stderr
 
 
 class Processes:
