@@ -19,6 +19,10 @@ NATIVE := CMakeLists.txt $(wildcard loader/native/*)
 bench = $(BIN)/sonata-aot bench gemv $(MEASURED)/all --arch sm90 --arch sm86 $(2) --json $(MEASURED)/$(1).json && \
 	$(BIN)/python -m benchmarks.results $(MEASURED)/$(1).json $(RESULTS)/$(1).json
 
+# The same for the scan; what calls get, and `read`. mamba_ssm must be installed beside it.
+scan = $(BIN)/sonata-aot bench ssd $(MEASURED)/$(2) --arch sm90 --arch sm86 $(3) --json $(MEASURED)/$(1).json && \
+	$(BIN)/python -m benchmarks.results $(MEASURED)/$(1).json $(RESULTS)/$(1).json
+
 .PHONY: build test soak inspect lint gpu evidence format clean
 
 build: $(STAMP)
@@ -57,6 +61,10 @@ gpu: $(STAMP)
 	$(call bench,gemv_bias,--bias)
 	$(BIN)/python -m benchmarks.gemv_chain $(MEASURED)/all --json $(RESULTS)/gemv_chain.json
 	$(BIN)/python -m benchmarks.first_call $(MEASURED)/default --json $(RESULTS)/first_call.json
+	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --kernel ssd_copy --kernel ssd_pass --kernel ssd_prepare --kernel ssd_scan \
+		--kernel read --out $(MEASURED)/scan
+	$(call scan,ssd,scan,--picture $(MEASURED)/ssd.svg)
+	$(call scan,ssd_first_call,default,--first-call)
 	$(BIN)/python -m benchmarks.sanitizer $(MEASURED)/default --json $(RESULTS)/sanitizer.json
 	$(BIN)/python -m benchmarks.figures
 

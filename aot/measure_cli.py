@@ -23,14 +23,7 @@ _shape = click.option(
 )
 
 
-@click.group()
-def bench() -> None:
-    """Measure kernels against their opponents on the GPU at hand."""
-
-
-@bench.command("gemv")
-@_directory
-@click.option(
+_archs = click.option(
     "--arch",
     "archs",
     multiple=True,
@@ -38,6 +31,17 @@ def bench() -> None:
     help="Measure this architecture's binaries, through their PTX if need be; repeatable. "
     "Default: what suits the GPU best.",
 )
+_json = click.option("--json", "json_file", type=FILE, help="Write the results to this file.")
+
+
+@click.group()
+def bench() -> None:
+    """Measure kernels against their opponents on the GPU at hand."""
+
+
+@bench.command("gemv")
+@_directory
+@_archs
 @_shape
 @click.option(
     "--m",
@@ -55,7 +59,7 @@ def bench() -> None:
 )
 @click.option("--bias", is_flag=True, help="Add a bias.")
 @click.option("--plain", is_flag=True, help="Do not declare the weights constant.")
-@click.option("--json", "json_file", type=FILE, help="Write the results to this file.")
+@_json
 @click.option("--picture", type=FILE, help="Draw the results into this file: .png, .svg or .pdf.")
 def bench_gemv(
     directory: Path | None,
@@ -101,6 +105,77 @@ def bench_gemv(
         _write(json_file, json.dumps(data, indent=1) + "\n")
     if picture is not None:
         render.draw(data, picture)
+
+
+@bench.command("ssd")
+@_directory
+@_archs
+@click.option(
+    "--part",
+    "chosen",
+    multiple=True,
+    type=click.Choice(("bars", "reported", "extras")),
+    help="Shapes to measure: those that must be won, those that are reported too, or those with z, "
+    "initial states, seq_idx and strides; repeatable. Default: all.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="SHAPE",
+    help="Measure this shape too, or alone where no --part is named; repeatable: 2x2048, or "
+    "2x2048,heads=24,z=1.",
+)
+@click.option("--alone", is_flag=True, help="Leave mamba_ssm out, also if it is installed.")
+@click.option(
+    "--first-call", is_flag=True, help="Time the first call in fresh processes, and nothing else."
+)
+@_json
+@click.option("--picture", type=FILE, help="Draw the results into this file: .png, .svg or .pdf.")
+def bench_ssd(
+    directory: Path | None,
+    archs: tuple[str, ...],
+    chosen: tuple[str, ...],
+    shapes: tuple[str, ...],
+    alone: bool,
+    first_call: bool,
+    json_file: Path | None,
+    picture: Path | None,
+) -> None:
+    """Time the scan of Mamba2 against mamba_ssm's Triton kernels.
+
+    DIRECTORY, by default SONATA_AOT_DIR or the user's cache, must hold the kernels of the scan and
+    read. Graph, eager and host times of both, their errors against float64, and the least time that
+    memory needs. Without mamba_ssm only our own are measured.
+    """
+    from ..artifacts.arch import Arch
+    from .measure import gpu, render, ssd_render
+    from .measure.ssd_shapes import PARTS, Shape
+
+    named = [Shape.parse(text) for text in shapes]
+    sizes = [shape for part in chosen or (() if named else PARTS) for shape in PARTS[part]]
+    archs = tuple(Arch.parse(arch).name for arch in archs)
+    if first_call and (chosen or shapes or picture):
+        raise click.UsageError("--first-call goes with none of --part, --shape and --picture")
+    if picture is not None:
+        render.check_picture(picture)
+    machine = gpu.machine()
+    from .measure import ssd, ssd_first_call
+
+    _require_writable(json_file, picture)
+    directory = directory or default_artifacts()
+    if first_call:
+        records = ssd_first_call.run(directory, archs, _note, alone=alone)
+        data = ssd_first_call.data(records, machine, directory)
+        click.echo(ssd_render.first_call_table(data))
+    else:
+        result = ssd.run(directory, archs, [*sizes, *named], _note, alone=alone)
+        data = result.data(machine, directory)
+        click.echo(ssd_render.table(data))
+    if json_file is not None:
+        _write(json_file, json.dumps(data, indent=1) + "\n")
+    if picture is not None:
+        ssd_render.draw(data, picture)
 
 
 @click.group()

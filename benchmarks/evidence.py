@@ -101,15 +101,17 @@ def main() -> None:
     except SonataError as error:
         sys.exit(f"evidence: {error}")
     binaries, launcher, count = binaries_of(manifest), launcher_digest(), 0
+    lines: list[str] = []
     for path, content in contents.items():
-        reasons = {
-            (record["case"], record["via"]): list(stale(record, binaries, launcher, manifest))
-            for record in content["records"]
-        }
-        for (case, via), problems in reasons.items():
+        for record in content["records"]:
+            problems = list(stale(record, binaries, launcher, manifest))
             if problems:
                 count += 1
-                print(f"stale: {path.parent.name}/{path.name} {case} ({via}): {problems[0]}")
+                name = f"{path.parent.name}/{path.name} {record['case']} ({record['via']})"
+                lines.append(f"stale: {name}: {problems[0]}")
+    # A case may have records against several opponents.
+    for line in dict.fromkeys(lines):
+        print(line)
     print(f"evidence: {len(records) - count} of {len(records)} records are fresh")
     sys.exit(1 if count and not options.report else 0)
 

@@ -1,4 +1,4 @@
-"""Writes tables of README.md and docs/gemv.md from the results files: no figure is typed by hand.
+"""Writes tables of README.md and docs/ from the results files: no figure is typed by hand.
 
 `python -m benchmarks.figures` rewrites the part between the markers; `--check` fails if that would
 change anything.
@@ -17,6 +17,7 @@ from typing import Any
 
 from sonata_aot.aot.measure.render import LARGE_BYTES, parts, ratio
 
+from . import ssd_figures
 from .results import RESULTS, ROOT
 
 # From here on a GEMV can be held against reading alone.
@@ -163,13 +164,31 @@ def _of(bench: str, table: Callable[[dict[str, Any]], list[str]]) -> Table:
     return lambda folder: table(_load(folder / f"{bench}.json"))
 
 
+def _scan(bench: str, what: str, *tables: Callable[[dict[str, Any]], list[str]]) -> Table:
+    """Tables of the scan; they say so where it has not been measured."""
+
+    def all_of(folder: Path) -> list[str]:
+        path = folder / f"{bench}.json"
+        if not path.exists():
+            return [f"{what}: no measurement on `{folder.name}` is recorded yet."]
+        found = [line for table in tables for line in ["", *table(_load(path))]]
+        return found[1:]
+
+    return all_of
+
+
 _DOCUMENTS: dict[str, list[Table]] = {
     "README.md": [
         _of("gemv", gemv_table),
         _of("gemv_chain", chain_table),
         _of("first_call", first_call_table),
+        _scan("ssd", "SSD scan", ssd_figures.scan_table),
     ],
     "docs/gemv.md": [_of("gemv", share_of_read_table), cases_table],
+    "docs/ssd.md": [
+        _scan("ssd", "Errors and extras", ssd_figures.error_table, ssd_figures.extras_table),
+        _scan("ssd_first_call", "First scan", ssd_figures.first_scan_table),
+    ],
 }
 
 

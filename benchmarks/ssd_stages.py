@@ -17,11 +17,9 @@ from typing import Any
 import torch
 
 from sonata_aot import loader
-from sonata_aot.aot.measure import timing
+from sonata_aot.aot.measure import mamba_opponent, timing
+from sonata_aot.aot.measure.ssd_shapes import Shape
 from sonata_aot.artifacts.errors import SonataError
-
-from . import mamba_opponent
-from .mamba_opponent import Shape
 
 SHAPES = (Shape(2, 256), Shape(2, 2048), Shape(1, 32768), Shape(1, 32768, heads=24))
 MODULES = {

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..artifacts.manifest import Binary
 from . import direct, runtime
 from .library import Table
 from .ssd_occupancy import Gpu
@@ -156,6 +159,19 @@ class ChunkScan:
         if final is None:
             return out if varlen is None else (out, varlen)
         return (out, final) if varlen is None else (out, final, varlen)
+
+    def binaries(self, *arguments: Any, **named: Any) -> tuple[Binary, ...]:
+        """What a call with these arguments launches, in order; nothing is launched.
+
+        Raises:
+            ArgumentError, VariantMissing: as for the call.
+        """
+        bound = inspect.signature(self.__call__).bind(*arguments, **named)
+        bound.apply_defaults()
+        given = bound.arguments
+        switches = ("dt_softplus", "dt_limit", "return_final_states", "return_varlen_states")
+        options = _options(given["chunk_size"], *(given[name] for name in switches))
+        return self._plan(None, tuple(given[name] for name in INPUTS), options).binaries
 
     def _plan(
         self,

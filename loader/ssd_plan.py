@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..artifacts.errors import VariantMissing
+from ..artifacts.manifest import Binary
 from .direct import Allocation
 from .library import Loaded, Table
 from .ssd_launches import Address, Launches, Value, Workspace, dense_steps, strides
@@ -47,6 +48,8 @@ class Plan:
     dense: tuple[int, ...]
     sets_ends: bool
     sequence: Sequence
+    # What the launches run, in order.
+    binaries: tuple[Binary, ...]
 
 
 class Planner:
@@ -162,6 +165,7 @@ class _Planning:
             dense=tuple(self._dense),
             sets_ends=options.varlen_states and call.seqlen == 0,
             sequence=self._launches.sequence(OPERANDS),
+            binaries=tuple(loaded.binary for loaded, _ in self._launches.items),
         )
 
     def _add_launches(self) -> None:

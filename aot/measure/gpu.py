@@ -59,12 +59,29 @@ class Gemv(Protocol):
         ...
 
 
+class Scan(Protocol):
+    """What is measured of `kernels.mamba_chunk_scan_combined`."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Launch; returns out, or a tuple that starts with it."""
+        ...
+
+    def binaries(self, *arguments: Any, **named: Any) -> Sequence[Binary]:
+        """What a call would run."""
+        ...
+
+
 class Kernels(Protocol):
     """What is measured of `loader.Kernels`."""
 
     @property
     def gemv(self) -> Gemv:
         """The skinny GEMV."""
+        ...
+
+    @property
+    def mamba_chunk_scan_combined(self) -> Scan:
+        """The scan of Mamba2."""
         ...
 
     def table(self, kernel: str) -> Table:

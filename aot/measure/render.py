@@ -62,7 +62,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def parts(record: dict[str, Any]) -> dict[str, str]:
-    """The case's parts: M, N, K, dtype."""
+    """The case's parts by name: M, N, K, dtype of a GEMV."""
     return dict(part.split("=") for part in record["case"].split())
 
 
@@ -101,10 +101,15 @@ def check_picture(path: Path) -> None:
     """
     if path.suffix.lower() not in PICTURES:
         raise UsageError(f"picture {str(path)!r}", remedy=f"end its name in {' '.join(PICTURES)}")
-    _matplotlib("matplotlib")
+    matplotlib_module("matplotlib")
 
 
-def _matplotlib(name: str) -> Any:
+def matplotlib_module(name: str) -> Any:
+    """One of matplotlib's modules, which only a picture needs.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -126,7 +131,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         StoreError: the file cannot be written.
     """
     check_picture(path)
-    figures = _matplotlib("matplotlib.figure")
+    figures = matplotlib_module("matplotlib.figure")
     panels: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for record in data["records"]:
         case = parts(record)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.aot.conftest import Invoke
 
 MACHINE = gpu.Machine("Paper 1", 132, 4900.0, 13000, "2.11")
+COMMANDS = [["bench", "gemv"], ["bench", "ssd"], ["tune", "gemv", "--arch", "sm90"]]
 READ = Read(Way(8, 4, 528, True), 8_000_000, 2.0)
 PLAIN = [binary(variant(rows=rows), registers=64, arch="sm86") for rows in (4, 8)]
 
@@ -60,9 +61,7 @@ def on_paper(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
-@pytest.mark.parametrize(
-    "arguments", [["bench", "gemv"], ["tune", "gemv", "--arch", "sm90"]], ids="-".join
-)
+@pytest.mark.parametrize("arguments", COMMANDS, ids="-".join)
 def test_without_a_gpu_it_says_so(invoke: Invoke, arguments: list[str]) -> None:
     import torch
 
@@ -74,9 +73,7 @@ def test_without_a_gpu_it_says_so(invoke: Invoke, arguments: list[str]) -> None:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "arguments", [["bench", "gemv"], ["tune", "gemv", "--arch", "sm90"]], ids="-".join
-)
+@pytest.mark.parametrize("arguments", COMMANDS, ids="-".join)
 def test_without_torch_it_says_how_to_install_it(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from measure_fakes import FakeGemv, Gpu, Launched, binary, variant
+from measure_fakes import FakeGemv, FakeKernels, Gpu, Launched, binary, variant
 from sonata_aot.aot.measure import model, table, tune
 from sonata_aot.aot.measure.shapes import Shape
 from sonata_aot.aot.measure.timing import Effort
@@ -39,15 +39,9 @@ def cost(launched: Launched) -> float:
 def tuner(gpu: Gpu, binaries: Any, **more: Any) -> tuple[Tuner, FakeGemv]:
     gemv = FakeGemv(gpu, binaries[0])
 
-    class OnlyGemv:
-        def __init__(self) -> None:
-            self.gemv = gemv
-
+    class OnlyGemv(FakeKernels):
         def table(self, kernel: str) -> Any:
             raise AssertionError(kernel)
-
-        def info(self) -> dict[str, Any]:
-            return {}
 
     parts: dict[str, Any] = {
         "form": "cubin",
@@ -58,7 +52,7 @@ def tuner(gpu: Gpu, binaries: Any, **more: Any) -> tuple[Tuner, FakeGemv]:
         "full": FULL,
         "progress": lambda line: None,
     }
-    return Tuner(OnlyGemv(), binaries, **parts | more), gemv
+    return Tuner(OnlyGemv(gemv), binaries, **parts | more), gemv
 
 
 def ways(it: Any, constant: int, shape: Shape, processors: int = 4) -> list[tuple[int, ...]]:

@@ -147,6 +147,33 @@ def test_one_stale_record_fails_and_is_named(
     assert check(results, environment, "--report").returncode == 0
 
 
+def test_a_scan_against_two_opponents(
+    built: Path, launcher: str, environment: dict[str, str], tmp_path: Path
+):
+    results = write_results(tmp_path, built, launcher, "ssd_prepare", "ssd_scan")
+    file = results / "some-gpu" / "gemv.json"
+    ran: dict[str, set[str]] = {}
+    for record in json.loads(file.read_text())["records"]:
+        ran.setdefault(record["via"], set()).update(record["binaries"])
+    case = {"case": "b=2 l=64 h=64 p=64 n=128 g=1 dtype=bf16", "launcher": launcher}
+    records = [
+        {**case, "via": via, "opponent": opponent, "binaries": sorted(found)}
+        for via, found in ran.items()
+        for opponent in ("triton", "triton-fused-estimate")
+    ]
+    file.rename(file.with_name("ssd.json")).write_text(json.dumps({"records": records}))
+    done = check(results, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 of 8 records are fresh" in done.stdout
+    for record in records[:2]:
+        record["binaries"][-1] = "0" * 64
+    (results / "some-gpu" / "ssd.json").write_text(json.dumps({"records": records}))
+    done = check(results, environment)
+    assert done.returncode == 1
+    assert done.stdout.count(f"stale: some-gpu/ssd.json {case['case']} ({records[0]['via']})") == 1
+    assert "6 of 8 records are fresh" in done.stdout
+
+
 PICKED = [
     # Case, mode, and the shapes that it names.
     ("M=2 N=8512 K=2048 dtype=bf16", "bound", [(8512, 2048)]),

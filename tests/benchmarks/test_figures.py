@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from sonata_aot.aot.measure.ssd_shapes import BARS, Shape
+from ssd_records import data, records
+
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN = "<!-- figures: begin (python -m benchmarks.figures) -->"
 END = "<!-- figures: end -->"
@@ -81,3 +84,39 @@ def test_another_figure_in_the_readme_than_in_the_results_fails(
     assert (again == good) == (edit is edit_text)
     assert again.partition(BEGIN)[0] == good.partition(BEGIN)[0]
     assert again.partition(END)[2] == good.partition(END)[2]
+
+
+def file_results(root: Path) -> None:
+    """Results of the scan that a GPU run might have left."""
+    extra = Shape(2, 2048, z=True)
+    costs = {"base_us": 30.0, "extra_bytes": 40_000_000, "allowed_us": 42.0}
+    found = [*records(BARS[0]), *records(BARS[8]), *records(extra, **costs)]
+    first = {"via": "sm86-ptx", "case": f"op=load+scan cache=cold {BARS[2].case}"}
+    first |= {"import_ms": 3.0, "load_ms": 20.0, "first_scan_ms": 400.0}
+    first |= {"ours_us": 420_000.0, "opponent_us": 38e6}
+    folder = min((root / "benchmarks" / "results").glob("*/gemv.json")).parent
+    for name, content in (("ssd", found), ("ssd_first_call", [first])):
+        (folder / f"{name}.json").write_text(json.dumps(data(content)))
+
+
+def test_the_scan_is_shown_once_it_is_measured(
+    figures: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    documents = [tmp_path / "README.md", tmp_path / "docs" / "ssd.md"]
+    for file in (tmp_path / "benchmarks" / "results").glob("*/ssd*.json"):
+        file.unlink()
+    assert figures().returncode == 0
+    for document in documents:
+        assert "is recorded yet." in document.read_text()
+    file_results(tmp_path)
+    assert figures("--check").returncode == 1
+    assert figures().returncode == 0
+    assert figures("--check").returncode == 0
+    readme, page = (document.read_text() for document in documents)
+    assert "yet." not in readme + page
+    cells = "40.0 us | 100.0 us | 89.1 us | 2.23x | 20.0 us | 45.0 us | 900.0 us"
+    assert f"| 1x32768 | {cells} |" in readme
+    assert "| 2x2048 z=1" not in readme
+    assert "| 2x64 | sm90-cubin | 1.90e-03 | 2.30e-03 | 1.60e-03 | 1.65e-03 | 12.5 us |" in page
+    assert "| 2x2048 z=1 | sm90-cubin | 40.0 us | 30.0 us | 40.0 MB | 42.0 us | 100.0 us |" in page
+    assert "| sm86-ptx | cold | 3.0 ms | 20.0 ms | 400.0 ms | 420.0 ms | 38.0 s |" in page

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sonata_aot.aot.measure import mamba_opponent
+from sonata_aot.aot.measure.ssd_chunked import scan_in_chunks
 from sonata_aot.artifacts.errors import SonataError
 from sonata_aot.loader import Kernels, direct
-from ssd_chunked import scan_in_chunks
 from ssd_problems import (
     BOUNDS,
     DTYPES,
@@ -26,7 +26,6 @@ from ssd_problems import (
     tuple_of,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300)
 OPTIONS: dict[str, dict[str, Any]] = {
     "nothing": {"dt_bias": None},
@@ -273,15 +272,11 @@ def test_600_000_tokens(kernels: Kernels):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_as_exact_as_triton(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, batch: int):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import mamba_opponent
-
+def test_as_exact_as_triton(kernels: Kernels, batch: int):
     try:
         scan = mamba_opponent.load().scan
     except SonataError as missing:
         pytest.skip(str(missing))
-    monkeypatch.undo()
     for seqlen in (64, 300, 2048):
         arguments = problem(batch, seqlen, 64, D=True, chunk_size=256)
         ours = errors(kernels.mamba_chunk_scan_combined(**arguments), arguments)

@@ -15,8 +15,8 @@ import pytest
 
 import ssd_reference
 import ssd_stage_reference as reference
-from benchmarks import mamba_opponent
 from gemv_cases import DTYPES, NAN, need_memory, torch
+from sonata_aot.aot.measure import mamba_opponent
 from sonata_aot.artifacts.errors import MissingDependency
 from sonata_aot.loader import Kernels
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from sonata_aot.aot.measure.ssd_chunked import scan_in_chunks
 from ssd_cases import indices, operands, options
-from ssd_chunked import scan_in_chunks
 from ssd_reference import scan
 
 LENGTHS = (0, 1, 63, 64, 65, 130, 300)

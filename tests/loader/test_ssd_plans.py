@@ -179,3 +179,26 @@ def test_grad_is_fine_where_it_is_off(call, ssd_artifacts):
     )
     assert "A requires grad" in outcome.value["message"]
     assert len(launches(outcome, ssd_artifacts)) == 4
+
+
+def test_what_a_call_would_launch_is_told_without_launching(call, ssd_artifacts):
+    asked = (
+        "arguments = operands(b=1, l=64 * 100, only='D z')\n"
+        "told = k.mamba_chunk_scan_combined.binaries(**arguments, chunk_size=256)\n"
+        "say([[b.kernel, b.variant] for b in told])\n"
+    )
+    assert not launches(told := call(asked), ssd_artifacts)
+    called = call(asked + "k.mamba_chunk_scan_combined(**arguments, chunk_size=256)")
+    found = launches(called, ssd_artifacts)
+    assert told.value == [[launch["kernel"], launch["variant"]] for launch in found]
+    assert len(found) == 4
+
+
+def test_what_a_call_would_launch_is_asked_with_the_calls_arguments(call):
+    outcome = call(
+        "try:\n"
+        "    k.mamba_chunk_scan_combined.binaries(**operands(), chunk_size=0)\n"
+        "except loader.SonataError as error:\n"
+        "    say(str(error))"
+    )
+    assert "chunk_size" in outcome.value

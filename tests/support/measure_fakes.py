@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sonata_aot.aot.measure.gpu import Loaded
+from sonata_aot.aot.measure.ssd_chunked import scan_in_chunks
 from sonata_aot.aot.measure.timing import Effort, Pass
 from sonata_aot.artifacts.manifest import Binary, Payload
 
@@ -139,12 +140,41 @@ class FakeTable:
         return self.binaries
 
 
+class FakeScan:
+    """A scan, exact but for rounding and for what `damage` does to its results."""
+
+    def __init__(self, gpu: Gpu, name: str, runs: Sequence[Binary] = ()) -> None:
+        self.gpu = gpu
+        self.name = name
+        self.runs = runs
+        self.damage: Callable[[torch.Tensor, torch.Tensor], object] = lambda out, states: None
+
+    def __call__(self, **arguments: Any) -> Any:
+        given = [name for name in ("z", "initial_states", "seq_idx") if name in arguments]
+        dense = all(arguments[name].is_contiguous() for name in ("x", "dt", "B", "C"))
+        self.gpu.log.append((self.name, *given, "dense" if dense else "strided"))
+        out, states = scan_in_chunks(**arguments)
+        results = out.to(arguments["x"].dtype), states.float()
+        self.damage(*results)
+        return results
+
+    def binaries(self, **arguments: Any) -> Sequence[Binary]:
+        return self.runs
+
+
 class FakeKernels:
-    def __init__(self, gemv: FakeGemv) -> None:
+    def __init__(self, gemv: FakeGemv | None = None, scan: FakeScan | None = None) -> None:
         self._gemv = gemv
+        self._scan = scan
+
+    @property
+    def mamba_chunk_scan_combined(self) -> FakeScan:
+        assert self._scan is not None
+        return self._scan
 
     @property
     def gemv(self) -> FakeGemv:
+        assert self._gemv is not None
         return self._gemv
 
     def table(self, kernel: str) -> FakeTable:
@@ -156,6 +186,10 @@ class FakeKernels:
 
 def loaded(gemv: FakeGemv, arch: str = "sm90") -> Loaded:
     return Loaded(FakeKernels(gemv), arch, "cubin", 0)
+
+
+def loaded_scan(scan: FakeScan, arch: str = "sm90") -> Loaded:
+    return Loaded(FakeKernels(scan=scan), arch, "cubin" if arch == "sm90" else "ptx", 0)
 
 
 def reads(gpu: Gpu) -> dict[tuple[object, ...], Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from sonata_aot.aot.measure.ssd_chunked import scan_in_chunks
 from sonata_aot.loader.ssd_occupancy import Cut
-from ssd_chunked import scan_in_chunks
 
 torch: Any = pytest.importorskip("torch")
 

@@ -8,10 +8,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sonata_aot.aot.measure import mamba_opponent as opponent
 from sonata_aot.artifacts.errors import MissingDependency
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,15 +65,7 @@ def set_version(tree: Path, package: str, version: str) -> None:
 
 
 @pytest.fixture
-def opponent(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT)
-    from benchmarks import mamba_opponent
-
-    return mamba_opponent
-
-
-@pytest.fixture
-def tree(opponent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of installed packages; this process knows them only during the test."""
     pytest.importorskip("torch")
     kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] in FAKES}
@@ -87,7 +81,7 @@ def tree(opponent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.usefixtures("tree")
-def test_the_kernels_load_where_the_package_does_not(opponent: Any) -> None:
+def test_the_kernels_load_where_the_package_does_not() -> None:
     with pytest.raises(ImportError, match="no such extension"):
         importlib.import_module("mamba_ssm")
     forget()
@@ -99,7 +93,7 @@ def test_the_kernels_load_where_the_package_does_not(opponent: Any) -> None:
 
 
 @pytest.mark.usefixtures("tree")
-def test_loading_again_is_the_same(opponent: Any) -> None:
+def test_loading_again_is_the_same() -> None:
     assert opponent.load().scan is opponent.load().scan
     again = importlib.import_module("mamba_ssm")
     assert again.ops.triton.ssd_combined.mamba_chunk_scan_combined is opponent.load().scan
@@ -107,25 +101,21 @@ def test_loading_again_is_the_same(opponent: Any) -> None:
 
 @pytest.mark.parametrize("name", ["torch", "triton", "einops", "packaging", "mamba_ssm"])
 @pytest.mark.usefixtures("tree")
-def test_what_is_missing_is_named(
-    name: str, opponent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match=f"^{name} is not installed; .*pip install"):
         opponent.load()
     assert not [loaded for loaded in sys.modules if loaded.startswith("mamba_ssm.")]
 
 
-def test_another_version_is_no_opponent(opponent: Any, tree: Path) -> None:
+def test_another_version_is_no_opponent(tree: Path) -> None:
     set_version(tree, "mamba-ssm", "2.2.4")
     with pytest.raises(MissingDependency, match=r"version 2\.2\.4.* 2\.3\.2\.post1; .*mamba-ssm=="):
         opponent.load()
 
 
 @pytest.mark.usefixtures("tree")
-def test_a_version_that_cannot_be_told_is_no_opponent(
-    opponent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_cannot_be_told_is_no_opponent(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -135,7 +125,7 @@ def test_a_version_that_cannot_be_told_is_no_opponent(
 
 
 @pytest.mark.usefixtures("tree")
-def test_a_failure_leaves_nothing_behind(opponent: Any) -> None:
+def test_a_failure_leaves_nothing_behind() -> None:
     einops: Any = importlib.import_module("einops")
     good = einops.check
 
@@ -153,13 +143,13 @@ def test_a_failure_leaves_nothing_behind(opponent: Any) -> None:
     assert opponent.load().scan(1)[2] == 1
 
 
-def test_an_extension_that_is_there_is_used(opponent: Any, tree: Path) -> None:
+def test_an_extension_that_is_there_is_used(tree: Path) -> None:
     write(tree, {"selective_scan_cuda.py": "REAL = True\n"})
     opponent.load()
     assert sys.modules["selective_scan_cuda"].REAL
 
 
-def test_a_whole_mamba_ssm_that_is_in_use_is_left_alone(opponent: Any, tree: Path) -> None:
+def test_a_whole_mamba_ssm_that_is_in_use_is_left_alone(tree: Path) -> None:
     names = ("", "ops/", "ops/triton/", "utils/")
     write(tree, {f"mamba_ssm/{name}__init__.py": f"HERE = {name!r}\n" for name in names})
     write(tree, {"selective_scan_cuda.py": ""})
@@ -170,8 +160,19 @@ def test_a_whole_mamba_ssm_that_is_in_use_is_left_alone(opponent: Any, tree: Pat
 
 
 @pytest.mark.usefixtures("tree")
+def test_what_was_tuned_for_one_length_is_forgotten() -> None:
+    loaded = opponent.load()
+    kernels: Any = importlib.import_module("mamba_ssm.ops.triton.ssd_bmm")
+    tuned = SimpleNamespace(cache={"key": "configuration"}, configs=[1, 2])
+    compiled = SimpleNamespace(cache={"key": "binary"})
+    kernels.tuned, kernels.compiled = tuned, compiled
+    loaded.retune()
+    assert (tuned.cache, compiled.cache) == ({}, {"key": "binary"})
+
+
+@pytest.mark.usefixtures("tree")
 def test_the_command_says_what_it_found(
-    opponent: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opponent.main()
     assert f"mamba_ssm {opponent.VERSION}" in capsys.readouterr().out
@@ -180,26 +181,6 @@ def test_the_command_says_what_it_found(
         opponent.main()
 
 
-def test_the_extra_asks_for_the_same_version(opponent: Any) -> None:
+def test_the_extra_asks_for_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["mamba"] == [f"mamba-ssm=={opponent.VERSION}"]
-
-
-def test_the_shapes(opponent: Any) -> None:
-    bars = " ".join(str(shape) for shape in opponent.BARS)
-    assert bars == "2x64 2x128 2x256 2x512 2x1024 2x2048 2x4096 2x8192 1x32768 8x2048"
-    assert [str(shape) for shape in opponent.REPORTED] == [
-        "1x2048 heads=24",
-        "1x2048 heads=128 groups=8",
-        "2x2048 heads=32 headdim=128",
-    ]
-    usual = opponent.Shape(1, 2)
-    assert vars(usual) == {
-        "batch": 1,
-        "seqlen": 2,
-        "heads": 64,
-        "headdim": 64,
-        "dstate": 128,
-        "groups": 1,
-        "chunk_size": 256,
-    }

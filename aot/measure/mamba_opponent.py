@@ -1,6 +1,6 @@
 """The opponent of the SSD scan: mamba_ssm's Triton kernels, without mamba_ssm's CUDA extension.
 
-    python -m benchmarks.mamba_opponent
+    python -m sonata_aot.aot.measure.mamba_opponent
 
 says whether it can be loaded, and of which versions. It needs torch, triton, einops and a
 mamba_ssm of exactly the version that results are compared with; the extension, which
@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from sonata_aot.artifacts.errors import MissingDependency, SonataError
+from ...artifacts.errors import MissingDependency, SonataError
 
 VERSION = "2.3.2.post1"
 # A pure wheel: nothing of it is compiled.
@@ -38,40 +38,8 @@ _NEEDED = {
 # Packages that import the extension, or lead to one that does, as soon as they are imported.
 _PACKAGES = ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.utils")
 _EXTENSION = "selective_scan_cuda"
-_MODULE = "mamba_ssm.ops.triton.ssd_combined"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One scan; bf16, with D and dt_bias."""
-
-    batch: int
-    seqlen: int
-    heads: int = 64
-    headdim: int = 64
-    dstate: int = 128
-    groups: int = 1
-    chunk_size: int = 256
-
-    def __str__(self) -> str:
-        usual = Shape(self.batch, self.seqlen)
-        others = ("heads", "headdim", "dstate", "groups", "chunk_size")
-        unusual = [f"{k}={getattr(self, k)}" for k in others if getattr(self, k) != vars(usual)[k]]
-        return " ".join([f"{self.batch}x{self.seqlen}", *unusual])
-
-
-# Those that have to be won.
-BARS = (
-    *(Shape(2, seqlen) for seqlen in (64, 128, 256, 512, 1024, 2048, 4096, 8192)),
-    Shape(1, 32768),
-    Shape(8, 2048),
-)
-# Those that are reported too: few heads, many with groups, wide ones.
-REPORTED = (
-    Shape(1, 2048, heads=24),
-    Shape(1, 2048, heads=128, groups=8),
-    Shape(2, 2048, heads=32, headdim=128),
-)
+_KERNELS = "mamba_ssm.ops.triton.ssd_"
+_MODULE = f"{_KERNELS}combined"
 
 
 @dataclass(frozen=True)
@@ -80,6 +48,18 @@ class Opponent:
 
     scan: Callable[..., Any]
     versions: dict[str, str]
+
+    def retune(self) -> None:
+        """Forget which configurations were fastest, so that the next call finds out for its shape.
+
+        Left alone, Triton keeps those of the first length that it meets.
+        """
+        for name, module in list(sys.modules.items()):
+            if name.startswith(_KERNELS):
+                for value in vars(module).values():
+                    cache = getattr(value, "cache", None)
+                    if isinstance(cache, dict) and hasattr(value, "configs"):
+                        cache.clear()
 
 
 def load() -> Opponent:

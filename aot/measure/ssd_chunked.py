@@ -1,8 +1,8 @@
 # ruff: noqa: N803 - A, B, C and D are the names of the call.
-"""The SSD scan in float64 by chunks: what `ssd_reference.scan` computes, fast on long sequences.
+"""The SSD scan in float64 by chunks, fast on long sequences: what results are held against.
 
-It takes and returns what that does, on any device, and is held against it by tests. It does not
-refuse what the other refuses, what it gives at padding is not specified, and a NaN may travel.
+It takes what `kernels.mamba_chunk_scan_combined` does, on any device. Tests hold it against the
+scan token by token. What it gives at padding is not specified, and a NaN may travel.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-
-from ssd_reference import step_sizes
 
 
 def scan_in_chunks(
@@ -37,7 +35,7 @@ def scan_in_chunks(
     batch, seqlen, heads, headdim = x.shape
     groups, dstate = B.shape[2:]
     chunk = 64
-    delta = step_sizes(dt, dt_bias, softplus=dt_softplus, limit=dt_limit)
+    delta = _step_sizes(dt, dt_bias, softplus=dt_softplus, limit=dt_limit)
     number = torch.zeros(batch, seqlen, dtype=torch.int64, device=x.device)
     if seq_idx is not None:
         before = torch.nn.functional.pad(seq_idx[:, :-1], (1, 0), value=0)
@@ -101,6 +99,17 @@ def scan_in_chunks(
             ends.append(here + carried[0, c, i, :, None, None] * before_chunk[0, c])
     varlen = torch.stack(ends) if ends else state[:0]
     return _results(out, state if return_final_states else None, varlen, return_varlen_states)
+
+
+def _step_sizes(
+    dt: Tensor, bias: Tensor | None, *, softplus: bool, limit: tuple[float, float]
+) -> Tensor:
+    delta = dt.double()
+    if bias is not None:
+        delta = delta + bias.double()
+    if softplus:
+        delta = torch.where(delta <= 20, delta.exp().log1p(), delta)
+    return delta.clamp(*limit)
 
 
 def _initial(initial_states: Tensor | None, x: Tensor, dstate: int) -> Tensor:
