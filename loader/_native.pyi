@@ -108,6 +108,12 @@ class TensorReader:
         grad.
         """
 
+    def overlaps(self, tensors: tuple[object, ...]) -> bool:
+        """Whether the last tensor overlaps another one in memory; items may be None.
+
+        Memory counts from a tensor's first element to its last, with what strides leave out.
+        """
+
 @final
 class Sequence:
     """Launches that follow one another on a stream, prepared once and issued by one call."""

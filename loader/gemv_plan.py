@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..artifacts.declaration import Declaration, Variant
 from ..artifacts.errors import ArgumentError, ManifestError, VariantMissing
 from .library import Loaded, Table
+from .ssd_launches import Address, Launches, Value
 from .tensors import LINEAR
+
+if TYPE_CHECKING:
+    from ._native import Sequence
 
 # Rows of x that the binaries take at most.
 BATCHES = (1, 2, 4, 8)
@@ -95,6 +100,18 @@ class Plan:
         asked = min(self.upcoming_bytes, most // self.grid[0] // 16 * 16)
         arguments = (*addresses, *sizes, *self.between, *strides, *self.after, address, asked)
         self.loaded.enqueue(stream, self.grid, arguments, programmatic=self.constant)
+
+    def sequence(self, sizes: tuple[int, int, int], strides: tuple[int, int, int]) -> Sequence:
+        """The launch for tensors of one layout, complete but for the addresses of the operands."""
+        upcoming = (0, 0) if self.after else ()
+        values: tuple[Value, ...] = (
+            *(Address(operand) for operand in range(len(_OPERANDS))),
+            *(*sizes, *self.between, *strides, *self.after, *upcoming),
+        )
+        names = [name for name, _ in _PARAMETERS[self.loaded.declaration.name]]
+        launches = Launches()
+        launches.add(self.loaded, dict(zip(names, values, strict=True)))
+        return launches.sequence(len(_OPERANDS))
 
     @functools.cached_property
     def in_order(self) -> Plan:

@@ -270,7 +270,10 @@ NB_MODULE(_native, m) {
       .def("describe", &TensorReader::describe, "tensors"_a, "gradients"_a,
            nb::sig("def describe(self, tensors: tuple[object, ...], gradients: bool) "
                    "-> bytes | None"),
-           "Bytes that stand for the layouts of tensors; None where one is not plain.");
+           "Bytes that stand for the layouts of tensors; None where one is not plain.")
+      .def("overlaps", &TensorReader::overlaps, "tensors"_a,
+           nb::sig("def overlaps(self, tensors: tuple[object, ...]) -> bool"),
+           "Whether the last tensor's memory overlaps that of another one.");
 
   nb::class_<Sequence>(m, "Sequence", nb::is_final())
       .def("__init__", &py_sequence, "launches"_a, "operands"_a,

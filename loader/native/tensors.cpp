@@ -46,6 +46,15 @@ std::int64_t *append(std::int64_t *word, const dlpack::View &view) {
   return word;
 }
 
+// The address past the last element; none precedes the first.
+std::uint64_t end_of(const dlpack::View &view) {
+  std::int64_t elements = 1;
+  for (std::int32_t i = 0; i < view.dimensions; ++i) {
+    elements += (view.shape[i] - 1) * view.strides[i];
+  }
+  return view.address() + std::uint64_t(elements * (view.dtype.bits / 8));
+}
+
 }  // namespace
 
 TensorReader::TensorReader(nb::handle api, const nb::tuple &classes) : api_(find_api(api)) {
@@ -79,6 +88,26 @@ nb::object TensorReader::describe(nb::handle tensors, bool gradients) const {
   }
   return nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char *>(words.data()),
                                              (word - words.data()) * Py_ssize_t(sizeof *word)));
+}
+
+bool TensorReader::overlaps(nb::handle tensors) const {
+  if (!PyTuple_Check(tensors.ptr())) throw nb::type_error("tensors must be a tuple");
+  const Py_ssize_t count = PyTuple_Size(tensors.ptr());
+  dlpack::View last{};
+  for (Py_ssize_t i = count - 1; i >= 0; --i) {
+    PyObject *object = PyTuple_GetItem(tensors.ptr(), i);
+    if (object == Py_None) continue;
+    dlpack::View one{};
+    if (!view(object, one)) {
+      throw nb::type_error(("tensor " + std::to_string(i) + " is no plain one").c_str());
+    }
+    if (i == count - 1) {
+      last = one;
+    } else if (last.address() < end_of(one) && one.address() < end_of(last)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void TensorReader::addresses(nb::handle tensors, std::size_t count, std::uint64_t *found) const {

@@ -25,6 +25,10 @@ class TensorReader {
   // grad. Items may be None.
   nanobind::object describe(nanobind::handle tensors, bool gradients) const;
 
+  // Whether memory between the first and the last element of the last tensor is between those of
+  // another one. Items may be None. Raises TypeError.
+  bool overlaps(nanobind::handle tensors) const;
+
   // Fills in the addresses of so many tensors, 0 for None. Raises TypeError.
   void addresses(nanobind::handle tensors, std::size_t count, std::uint64_t *found) const;
 

@@ -191,3 +191,21 @@ def test_what_describe_cannot_read_has_no_description(reader):
         assert reader.describe((item,), False) is None
         with pytest.raises(UNREADABLE):
             describe(item)  # pyright: ignore[reportArgumentType]
+
+
+def test_overlaps_are_from_first_to_last_element(reader):
+    one = torch.zeros(64)
+    parts = {(0, 16): False, (15, 32): True, (16, 32): True, (31, 48): True, (32, 48): False}
+    for (start, stop), overlap in parts.items():
+        for dtype in (torch.float32, torch.int32):
+            part = one[start:stop].view(dtype)
+            assert reader.overlaps((one[16:32], None, part)) is overlap
+            assert reader.overlaps((None, part, one[16:32])) is overlap
+    # What strides leave out counts, but for what follows the last element.
+    assert reader.overlaps((one[:32:2], one[1:2]))
+    assert reader.overlaps((one[:32].view(4, 8)[:, :4], one[4:8]))
+    assert not reader.overlaps((one[:32].view(4, 8)[:, :4], one[28:32]))
+    for nothing in ((), (one,), (None, one), (one, None), (torch.zeros(2, 3), torch.zeros(3))):
+        assert not reader.overlaps(nothing)
+    with pytest.raises(TypeError, match="tensor 0 is no plain one"):
+        reader.overlaps((3, one))
