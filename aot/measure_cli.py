@@ -129,6 +129,14 @@ def tune() -> None:
     "single shapes do not show; repeatable.",
 )
 @click.option(
+    "--use",
+    "used",
+    multiple=True,
+    metavar="n=N,k=K,m=M,constant=0|1,CHOICE=VALUE,...",
+    help="Give this shape the fastest measured variant and launch with these values, for such a "
+    "reason; repeatable.",
+)
+@click.option(
     "--model",
     "target",
     type=click.Choice(("a10g",)),
@@ -149,6 +157,7 @@ def tune_gemv(
     shapes: tuple[str, ...],
     tolerance: float,
     kept: tuple[str, ...],
+    used: tuple[str, ...],
     target: str | None,
     out: Path | None,
     json_file: Path | None,
@@ -157,7 +166,8 @@ def tune_gemv(
     """Measure every variant of the skinny GEMV, and write the table of the fastest.
 
     DIRECTORY, by default SONATA_AOT_DIR or the user's cache, must hold all declared variants:
-    `sonata-aot build --all --arch ... --kernel gemv`.
+    `sonata-aot build --all --arch ... --kernel gemv`. With --measured only a
+    --model needs it.
     """
     from ..artifacts.arch import Arch
     from .measure import gpu
@@ -180,7 +190,9 @@ def tune_gemv(
         finally:
             if json_file is not None and raw.measurements:
                 _write(json_file, raw.text())
-    text = run.make(raw, run.tuned_binaries(directory, arch), target, tolerance / 100, kept)
+    # Only a model asks what the binaries are like.
+    binaries = run.tuned_binaries(directory, arch) if target else ()
+    text = run.make(raw, binaries, target, tolerance / 100, kept, used)
     if out is None:
         click.echo(text, nl=False)
     else:

@@ -1,14 +1,17 @@
 """Are the recorded GPU results those of today's sources?
 
 Every record names the SHA-256 of each binary that it ran and of the launcher's sources. Builds are
-reproducible, so this compiles today's sources and compares. `python -m benchmarks.evidence` fails
-on a stale record; with `--report` it only says so, as not every machine has a GPU to measure again.
+reproducible, so this compiles today's sources and compares. Of a GEMV whose case says its shape, it
+also asks whether today's rules still pick the binaries that ran; how they are launched, records do
+not say. `python -m benchmarks.evidence` fails on a stale record; with `--report` it only says so,
+as not every machine has a GPU to measure again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,34 +20,68 @@ from typing import Any
 
 from sonata_aot.aot import plan
 from sonata_aot.aot.build import build
-from sonata_aot.artifacts import SonataError
+from sonata_aot.artifacts import SonataError, first_match
+from sonata_aot.artifacts.manifest import Manifest
+from sonata_aot.loader.gemv_plan import BATCHES
 
 from .results import RESULTS, launcher_digest
 
 
-def current_binaries(vias: set[str]) -> dict[str, set[str]]:
-    """SHA-256 of every binary that is built by default from today's sources, by `via` (`sm86-ptx`).
+def current(vias: set[str]) -> Manifest:
+    """What is built by default from today's sources for records of `via`s such as `sm86-ptx`.
 
     Calls get no others, and records name what their calls ran.
     """
     archs = plan.choose_archs(sorted({via.split("-")[0] for via in vias}))
     with tempfile.TemporaryDirectory() as folder:
-        result = build(plan.choose_kernels(()), archs, out=Path(folder) / "artifacts")
+        return build(plan.choose_kernels(()), archs, out=Path(folder) / "artifacts").manifest
+
+
+def binaries_of(manifest: Manifest) -> dict[str, set[str]]:
+    """SHA-256 of every binary by `via`."""
     digests: dict[str, set[str]] = {}
-    for binary in result.manifest.binaries:
+    for binary in manifest.binaries:
         for form, payload in (("cubin", binary.cubin), ("ptx", binary.ptx)):
             digests.setdefault(f"{binary.arch}-{form}", set()).add(payload.sha256)
     return digests
 
 
-def stale(record: dict[str, Any], binaries: dict[str, set[str]], launcher: str) -> Iterator[str]:
+def picked(record: dict[str, Any], manifest: Manifest) -> set[str] | None:
+    """SHA-256 of what the rules pick for a record's shapes; None if its case is no such GEMV.
+
+    A chain's case names several shapes. But for `mode: plain` weights are constant.
+    """
+    case = dict(part.partition("=")[::2] for part in record["case"].split())
+    arch, _, form = record["via"].partition("-")
+    if not case.keys() >= {"M", "dtype"}:
+        return None
+    m = next((m for m in BATCHES if m >= int(case["M"])), 0)
+    shapes = re.findall(r"(\d+)x(\d+)", case.get("chain", f"{case.get('N')}x{case.get('K')}"))
+    promised = (0,) if record.get("mode") == "plain" else (1, 0)
+    found = set()
+    for n, k in shapes:
+        sizes, rules = {"n": int(n), "k": int(k)}, manifest.rules_for("gemv", arch)
+        fitting = (first_match(rules, {"m": m, "constant": c}, sizes) for c in promised)
+        rule = next(filter(None, fitting), None)
+        wanted = {"dtype": case["dtype"], **rule.variant} if rule else None
+        for binary in manifest.binaries:
+            if (binary.kernel, binary.arch, binary.variant) == ("gemv", arch, wanted):
+                found.add((binary.cubin if form == "cubin" else binary.ptx).sha256)
+    return found if shapes else None
+
+
+def stale(
+    record: dict[str, Any], binaries: dict[str, set[str]], launcher: str, manifest: Manifest
+) -> Iterator[str]:
     """Why a record no longer counts; nothing if it does."""
     if not record["binaries"]:
         yield "it names no binary"
     if not set(record["binaries"]) <= binaries.get(record["via"], set()):
-        yield "the kernel compiles to other bytes now"
+        yield "the kernel compiles to other bytes now, or is not built by default"
     if record["launcher"] != launcher:
         yield "the launcher's sources have changed"
+    if picked(record, manifest) not in (None, set(record["binaries"])):
+        yield "the rules pick another binary now"
 
 
 def main() -> None:
@@ -60,13 +97,13 @@ def main() -> None:
         print(f"evidence: no results in {options.results}")
         sys.exit(0 if options.report else 1)
     try:
-        binaries = current_binaries({record["via"] for record in records})
+        manifest = current({record["via"] for record in records})
     except SonataError as error:
         sys.exit(f"evidence: {error}")
-    launcher, count = launcher_digest(), 0
+    binaries, launcher, count = binaries_of(manifest), launcher_digest(), 0
     for path, content in contents.items():
         reasons = {
-            (record["case"], record["via"]): list(stale(record, binaries, launcher))
+            (record["case"], record["via"]): list(stale(record, binaries, launcher, manifest))
             for record in content["records"]
         }
         for (case, via), problems in reasons.items():

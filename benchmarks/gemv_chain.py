@@ -1,6 +1,6 @@
 """A chain of dependent GEMVs in one CUDA graph: the projections of a stack of Mamba2 layers.
 
-    python -m benchmarks.gemv_chain artifacts --json benchmarks/results/h200/gemv_chain.json
+    python -m benchmarks.gemv_chain build/all --json benchmarks/results/h200/gemv_chain.json
 
 34 layers at batch 2 in bf16, each an in_proj (8512 x 2048) and an out_proj (4096 columns, 2048
 rows) that reads the first 4096 outputs of the in_proj, and whose result the next in_proj reads. So

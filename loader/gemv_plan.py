@@ -17,7 +17,9 @@ MOST_ROWS = BATCHES[-1]
 WARP = 32
 # Bytes of what is read next that a launch asks of the L2: as many as memory delivers in the
 # microsecond or so between two dependent kernels. Found by measuring a chain of 68 (docs/gemv.md).
-UPCOMING_BYTES = 6 * 2**20
+UPCOMING_BYTES = 15 * 2**19
+# A launch that reads more than this itself asks for nothing: there it costs more than it gains.
+MOST_BEFORE_UPCOMING = 24 * 2**20
 # Most of them that one thread asks for: `PIECE` in kernels/gemv/device.py.
 _PIECE = 4096
 
@@ -220,6 +222,6 @@ class Planner:
             skip = launch["skip_blocks_per_sm"] * processors * rows
             ahead = (skip, min(rows, threads), min(grid[0], -(-asked // rows)))
         upcoming = 0
-        if constant and not persistent:
+        if constant and not persistent and 2 * n * k <= MOST_BEFORE_UPCOMING:
             upcoming = min(UPCOMING_BYTES // grid[0] // 16 * 16, threads * _PIECE)
         return Plan(loaded, grid, (block_rows, int(constant)), ahead, constant, upcoming)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...artifacts.errors import SonataError
+from ...artifacts.errors import ArgumentError, SonataError
 
 Variant = Mapping[str, int | str]
 MAX_SIZE = 2**31 - 1
@@ -45,6 +45,12 @@ class Measurement:
     def shape(self) -> tuple[int, int]:
         """N and K."""
         return self.n, self.k
+
+    @property
+    def values(self) -> dict[str, int | str]:
+        """Case, variant and launch."""
+        case = {"n": self.n, "k": self.k, "m": self.m, "constant": self.constant}
+        return {**case, **self.variant, **self.launch}
 
     @property
     def key(self) -> str:
@@ -103,16 +109,20 @@ def choose(
     score: Score = measured_us,
     tolerance: float,
     kept: Sequence[Variant] = (),
+    used: Sequence[Variant] = (),
 ) -> dict[tuple[int, int], dict[Cell, Measurement]]:
     """For each (m, constant) and shape the variant and launch that calls get.
 
     `tolerance` is how much slower than the best of a cell its choice may be: 0.01 is 1%. Where a
     cell has full measurements, only they count. Variants that have all values of one of `kept` are
-    in the set that cells choose from in any case.
+    in the set that cells choose from in any case. Each of `used` has values of one cell, variant
+    and launch, and that cell gets the fastest measurement that has all of them.
 
     Raises:
         SonataError: a cell has no measurement whose score is finite.
+        ArgumentError: one of `used` is of no measurement, or of several cells.
     """
+    measurements = list(measurements)
     groups: dict[int, dict[_Case, list[Measurement]]] = {}
     for item in measurements:
         cases = groups.setdefault(item.m, {})
@@ -122,6 +132,16 @@ def choose(
         choices = _choose_for(m, cases, score, tolerance, kept)
         for (constant, n, k), item in sorted(choices.items()):
             chosen.setdefault((m, constant), {})[n, k] = item
+    for wanted in used:
+        fit = [item for item in measurements if wanted.items() <= item.values.items()]
+        item = min((item for item in fit if item.full), key=score, default=None)
+        if item is None or len({(each.m, each.constant, each.shape) for each in fit}) > 1:
+            raise ArgumentError(
+                f"of {len(fit)} measurements with {dict(wanted)} there must be a full one, and all "
+                "of one shape",
+                remedy="name n, k, m, constant, and values of a variant and a launch",
+            )
+        chosen[item.m, item.constant][item.shape] = item
     return chosen
 
 

@@ -37,7 +37,7 @@ FINALISTS = 5
 # A quick reading this much above the best may yet be within tolerance of it.
 NEARLY = 1.05
 BLOCKS_PER_SM = (1, 2, 3, 4)
-AHEAD_KB = (0, 8192, 24576)
+AHEAD_KB = (0, 4096, 8192, 24576)
 # More than any L2 holds, and so all of the weights.
 EVERYTHING_KB = 2**20
 Progress = Callable[[str], None]
@@ -340,8 +340,11 @@ def make(
     target: str | None,
     tolerance: float,
     kept: Sequence[str] = (),
+    used: Sequence[str] = (),
 ) -> str:
     """The text of a table; `kept` are variants as text, such as `m=2,side=a`.
+
+    `used` are cases with what they get, such as `n=8512,k=2048,m=2,constant=1,rows=8`.
 
     Raises:
         SonataError: nothing was measured, or a model leaves nothing over.
@@ -356,8 +359,14 @@ def make(
                 f"--keep {text}: no measured variant has these values",
                 remedy="name choices and values as `sonata-aot list` shows them",
             )
-    chosen = table.choose(raw.measurements, score=score, tolerance=tolerance, kept=wanted)
-    return table.toml(KERNEL, origin(raw, target, tolerance, kept), table.rows(chosen))
+    chosen = table.choose(
+        raw.measurements,
+        score=score,
+        tolerance=tolerance,
+        kept=wanted,
+        used=[_variant(text) for text in used],
+    )
+    return table.toml(KERNEL, origin(raw, target, tolerance, kept, used), table.rows(chosen))
 
 
 def _variant(text: str) -> dict[str, int | str]:
@@ -365,7 +374,13 @@ def _variant(text: str) -> dict[str, int | str]:
     return {name.strip(): int(v) if v.strip().isdecimal() else v.strip() for name, _, v in pairs}
 
 
-def origin(raw: Raw, target: str | None, tolerance: float, kept: Sequence[str] = ()) -> str:
+def origin(
+    raw: Raw,
+    target: str | None,
+    tolerance: float,
+    kept: Sequence[str] = (),
+    used: Sequence[str] = (),
+) -> str:
     """How a table came about."""
     machine = raw.head["machine"]
     major, minor = cuda_version(machine["driver_cuda"])
@@ -380,4 +395,6 @@ def origin(raw: Raw, target: str | None, tolerance: float, kept: Sequence[str] =
     )
     if kept:
         text += f" Kept in any case: {' and '.join(kept)}."
+    if used:
+        text += f" Used where another may be faster alone: {' and '.join(used)}."
     return text if target is None else f"{text} {model.TARGETS[target].sentence()}"

@@ -6,12 +6,12 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..tensor_core import load_floats
+from ..tensor_core import load_floats, thread_index
 from . import scan_output as output
 from .prepare import choose
 from .scan_output import BLOCK
 from .segment import READY, USED, next_stage
-from .shape import WARP, slot
+from .shape import OWNERS, TURNS, WARP, slot
 
 
 @cute.jit
@@ -27,8 +27,10 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
     z, (z_batch, z_token, z_head) = z
     out, (out_batch, out_token, out_head) = out
     lane, group, t = lanes
-    # A warp owns a block of 16 tokens, or the half `part` of one.
-    part = warp // shape.row_blocks
+    # Two sets of warps take tiles in turn. Of each a warp owns a block of 16 tokens, or the half
+    # `part` of one.
+    turn, owner = warp // OWNERS, warp % OWNERS
+    part = owner // shape.row_blocks
     c_from = c.toint() + 2 * (
         Int64(segment.batch) * c_batch + Int64(segment.group) * c_group + Int64(t * 8)
     )
@@ -58,38 +60,38 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
     words.fill(0)
     out_at = out_from
     out_left = Int32(0)
-    row_block = warp % shape.row_blocks
-    stage = Int32(0)
-    token = first * tile + row_block * 16 + part * 8 + group
-    cb_here = cb_from + cb_tile * first + output.triangle_of(row_block)
+    row_block = owner % shape.row_blocks
+    stage = turn
+    s_stage = Uint32(turn * shape.s_stage)
+    token = (first + turn) * tile + row_block * 16 + part * 8 + group
+    cb_here = cb_from + cb_tile * (first + turn) + output.triangle_of(row_block)
     # The last place has the block on the diagonal, and is loaded a tile ahead.
-    output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > 0, shape)
-    if count > 0:
+    output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > turn, shape)
+    if count > turn:
         c_rows = output.rows_of_c(c_from, c_token, token, seqlen, shape)
         for run in cutlass.range_constexpr(shape.runs):
             output.load_c(cs, run, c_rows, t, shape)
-    for i in cutlass.range(0, count, 1, unroll=1):
-        more = i + 1 < count
-        # The other way round in the next tile.
+    for i in cutlass.range(turn, count, TURNS, unroll=1):
+        more = i + TURNS < count
+        # The other way round in this warp's next tile.
         next_block = before - row_block
-        next_token = (first + i + 1) * tile + next_block * 16 + part * 8 + group
+        next_token = (first + i + TURNS) * tile + next_block * 16 + part * 8 + group
         c_rows = output.rows_of_c(c_from, c_token, next_token, seqlen, shape)
-        cb_next = cb_from + cb_tile * (first + i + 1) + output.triangle_of(next_block)
-        s_stage = Uint32(i % 2 * shape.s_stage)
+        cb_next = cb_from + cb_tile * (first + i + TURNS) + output.triangle_of(next_block)
         local = row_block * 16 + part * 8
         distance = local + group - 2 * t
         x_rows = x_lane + Uint32(stage * shape.x_stage)
-        decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
+        decay_stage = shared + Uint32(shape.decay_start + stage * shape.decay_stage)
         pairs = decay_stage + t * 16
         starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
         y.fill(0.0)
-        cute.arch.barrier(barrier_id=READY + 2 * warp + i % 2, number_of_threads=5 * WARP)
+        cute.arch.barrier(barrier_id=READY + 2 * owner + turn, number_of_threads=5 * WARP)
         # Long and without branches, so that each wait has something else to do.
         decays = output.own_decays(decay_stage + (local + group) * 8, shape)
         begins = output.own_starts(
             starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
         )
-        diagonal = output.multiply_state(
+        diagonal, own = output.multiply_state(
             y,
             cs,
             c_rows,
@@ -108,6 +110,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
                 row_block,
             ),
             output.Rows(words, out_at, out_token * 16, out_left, t),
+            part,
             shape,
             element,
         )
@@ -122,7 +125,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
             ),
         )
         xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
-        output.add_dx(y, xs, d_column, part, element)
+        output.add_dx(y, xs, d_column, own, part, element)
         # The decay up to the token before this row of blocks.
         reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
         reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
@@ -142,8 +145,8 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
                     shape,
                     element,
                 )
-        if i + 2 < count:
-            cute.arch.barrier_arrive(barrier_id=USED + i % 2, number_of_threads=8 * WARP)
+        if more:
+            cute.arch.barrier_arrive(barrier_id=USED + turn, number_of_threads=8 * WARP)
         token = (first + i) * tile + local + group
         if z.toint() != 0:
             output.gate(
@@ -160,5 +163,8 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
         out_left = seqlen - token
         row_block = next_block
         cb_here = cb_next
-        stage = next_stage(stage)
+        stage = next_stage(next_stage(stage))
+    # Without masks the loop takes all registers: asked for anew, this need not be kept in one.
+    if cutlass.const_expr(not packed):
+        t = thread_index() % 4
     output.Rows(words, out_at, out_token * 16, out_left, t).store(shape)

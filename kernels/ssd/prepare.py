@@ -14,9 +14,10 @@ Made are, with the sums of C Bᵀ and of decays in fp32:
 - ``cb``      ``(batch, tiles, groups, triangle, 2, 32, 4)``: of C Bᵀ within a tile the 16x16 blocks
   on and below the diagonal, row by row. Of rows g and, in the other half, 8 + g of a block lane
   4g + t has columns 2t, 2t + 1, 2t + 8 and 2t + 9;
-- ``decay``   ``(batch, heads, tiles, tile, 2)``: a token's decay since the start of the tile or of
-  its sequence, the later one, as the sum of log2(e) dt A over the tokens up to it, and its step
-  size dt after bias, softplus and limits;
+- ``decay``   ``(batch, heads, tiles, 3 * tile)``: of the tile's tokens pairs of their decay since
+  its start or that of their sequence, the later one, as the sum of log2(e) dt A over the tokens up
+  to it, and of their step size dt after bias, softplus and limits; then what is left of each step
+  at the tile's end, if its sequence goes on until then;
 - ``starts``  ``(batch, tiles, tile)`` i32, where there is ``seq_idx``: the token of the tile with
   which a token's sequence starts, -1 if it started before the tile.
 
@@ -132,6 +133,9 @@ def ssd_prepare(
         before = Float32(0.0)
         # Twice the token with which a sequence starts, and one more if it is padding.
         start_before = Int32(-2)
+        kept = cute.make_rmem_tensor((2, tile // WARP), Float32)
+        place_out = (Int64(this_batch) * heads + head) * tiles + this_tile
+        decays = decay.toint() + place_out * (12 * tile)
         for chunk in cutlass.range_constexpr(tile // WARP):
             token = first + chunk * WARP + lane
             inside = known & (token < seqlen)
@@ -155,14 +159,19 @@ def ssd_prepare(
             own = lane - choose(start < chunk * WARP, Int32(0), start - chunk * WARP)
             total = scan_sum(choose(counted, step * rate, Float32(0.0)), own) + earlier
             before = cute.arch.shuffle_sync(total, WARP - 1)
-            place_out = (Int64(this_batch) * heads + head) * tiles + this_tile
-            pair = decay.toint() + (place_out * tile + (chunk * WARP + lane)) * 8
+            kept[0, chunk] = total
+            kept[1, chunk] = step
+            pair = decays + Int64(chunk * WARP + lane) * 8
             store_words(pair, [bits(total), bits(step)], known)
             store_words(
                 starts.toint() + (Int64(place) * tile + (chunk * WARP + lane)) * 4,
                 [choose(mark % 2 != 0, Int32(tile), start)],
                 (head == 0) & (seq_idx.toint() != 0),
             )
+        for chunk in cutlass.range_constexpr(tile // WARP):
+            left = exp2(before - kept[0, chunk]) * kept[1, chunk]
+            weight = decays + (8 * tile + Int64(chunk * WARP + lane) * 4)
+            store_words(weight, [bits(left)], known)
 
 
 def row_start(tensor, batch, group, row, t, strides):

@@ -51,7 +51,7 @@ from ..tensor_core import store_shared
 from .output_warps import write_outputs
 from .prepare import bits, choose
 from .segment import Segment
-from .shape import SCAN_WARPS, WARP, Shape
+from .shape import OWNERS, TURNS, WARP, Shape
 from .state_warps import carry_state
 
 
@@ -142,12 +142,12 @@ def ssd_scan(
     count = choose(count < 0, Int32(0), count)
 
     shared = pinned(Uint32(cute.arch.get_dyn_smem(Float32).toint()))
-    output_warps = SCAN_WARPS * outputs
+    output_warps = OWNERS * TURNS * outputs
     if cutlass.const_expr(pdl):
         cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(outputs):
-        for step in cutlass.range_constexpr((width + 255) // 256):
-            index = thread + 256 * step
+        for step in cutlass.range_constexpr(-(-width // shape.threads)):
+            index = thread + shape.threads * step
             if index < width:
                 value = load_scalar(
                     d.toint(),

@@ -85,8 +85,9 @@ class Blocks(NamedTuple):
     here: Any
     before: Any
 
-    def weights(self, columns, shape, element):
-        """The block's weights; loads the next one in its place."""
+    def weights(self, columns, part, t, shape, element):
+        """The block's weights, and `own_products`; loads the next block in its place."""
+        own = own_products(self.cbs, self.place, columns, part, t, shape)
         found = weights(
             self.cbs,
             self.place,
@@ -98,7 +99,7 @@ class Blocks(NamedTuple):
             element,
         )
         load_block(self.cbs, self.place, self.following, self.more, shape)
-        return found
+        return found, own
 
     def load_before(self, shape):
         """Load the blocks before the diagonal."""
@@ -134,8 +135,8 @@ class Rows(NamedTuple):
                 self.store_words(half, m, pair_up(*self.transposed(half, m), t=self.t))
 
 
-def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
-    """Add the state times C, load the next C, and gives the weights of the diagonal's block.
+def multiply_state(y, cs, c_rows, stages, blocks, rows, part, shape, element):
+    """Add the state times C, load the next C, and give `Blocks.weights`.
 
     The products wait for shared memory and for one another, so what else there is to do stands
     between them: those weights, and storing the rows of the tile before. Fragments are loaded a
@@ -153,8 +154,8 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
         for place in tiles[part::2]:
             found[place] = pair_up(*found[place], t=rows.t)
 
-    def store():
-        for place in tiles:
+    def store(part):
+        for place in tiles[part::2]:
             rows.store_words(*place, found[place])
 
     def columns():
@@ -162,16 +163,17 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, shape, element):
         found["columns"] = load_columns(blocks.columns, 0)
 
     def weigh():
-        found["weights"] = blocks.weights(found["columns"], shape, element)
+        found["weights"] = blocks.weights(found["columns"], part, rows.t, shape, element)
 
+    # First what frees registers.
     others = [
-        columns,
         lambda: turn(0),
-        lambda: turn(1),
-        weigh,
         lambda: pair(0),
+        lambda: (store(0), turn(1)),
         lambda: pair(1),
-        store,
+        lambda: store(1),
+        columns,
+        weigh,
     ]
     fragments = load_state_tile(stages, *steps[0], shape)
     for i, (run, pair_of) in enumerate(steps):
@@ -259,8 +261,9 @@ def weights_before(cbs, place, pairs, reference, decays, element):
 def weights(cbs, place, pairs, decays, distance, begins, first, element):
     """A block of C Bᵀ with decays and step sizes, masked, as second operand.
 
-    `pairs` as in `weights_before`. `distance`: how far the first half's token is from column 2t,
-    which is token `first` of the tile; `begins`: of `own_starts`.
+    Of a token's own column `own_products` takes care. `pairs` as in `weights_before`. `distance`:
+    how far the first half's token is from column 2t, which is token `first` of the tile; `begins`:
+    of `own_starts`.
     """
     operands = []
     for half, decay in enumerate(decays):
@@ -268,12 +271,35 @@ def weights(cbs, place, pairs, decays, distance, begins, first, element):
         for i, column in enumerate((0, 1, 8, 9)):
             number = cbs[i, half, place].bitcast(Float32)
             value = number * pairs[2 * i + 1] * exp2(decay - pairs[2 * i])
-            kept = column <= distance + 8 * half
+            kept = column < distance + 8 * half
             if begins is not None:
                 kept = kept & (first + column >= begins[half])
             values.append(choose(kept, value, Float32(0.0)))
         operands.append([pack(*values[:2], element=element), pack(*values[2:], element=element)])
     return operands
+
+
+def own_products(cbs, place, pairs, part, t, shape):
+    """C B of tokens 2t and 2t + 1 of each half with themselves, times their step sizes.
+
+    What they add to out is not rounded like the weights of others: it is the largest, where decay
+    is fast. A token's lane is that of its row and of its column.
+    """
+    odd = cute.arch.lane_idx() // 4 % 2 != 0
+    found = []
+    for half in range(shape.halves):
+        columns = [2 * half, 2 * half + 1]
+        numbers = [cbs[i, half, place] for i in columns]
+        steps = [pairs[2 * i + 1] for i in columns]
+        if shape.halves == 1:
+            # The half of the block that the warp has is only known when it runs.
+            numbers = [choose(part == 0, cbs[i, 0, place], cbs[2 + i, 0, place]) for i in (0, 1)]
+            steps = [choose(part == 0, pairs[2 * i + 1], pairs[2 * i + 5]) for i in (0, 1)]
+        number = choose(odd, numbers[1], numbers[0])
+        for i in (0, 1):
+            own = cute.arch.shuffle_sync(number, 9 * t + 4 * i)
+            found.append(own.bitcast(Float32) * steps[i])
+    return found
 
 
 def load_columns(pairs, block):
@@ -286,7 +312,6 @@ def multiply_before(
     y, cbs, blocks, pairs, x_rows, reference, decays, begins, distance, first, shape, element
 ):
     """Add what the blocks before the diagonal give, of which there are `blocks`."""
-    operands = []
     for block in range(blocks):
         columns = load_columns(pairs, block)
         if begins is None:
@@ -296,8 +321,6 @@ def multiply_before(
             found = weights(
                 cbs, block, columns, decays, distance - block * 16, begins, place, element
             )
-        operands.append(found)
-    for block, found in enumerate(operands):
         multiply_x(y, x_rows + block * (16 * shape.x_row), found, element)
 
 
@@ -312,8 +335,11 @@ def multiply_x(y, x_rows, operands, element):
     return found
 
 
-def add_dx(y, xs, d_column, first, element):
-    """Add D x, in fp32: of x as first operand, from its half `first` on."""
+def add_dx(y, xs, d_column, own, first, element):
+    """Add D x and what tokens give themselves, in fp32.
+
+    Of x as first operand, from its half `first` on; `own`: of `own_products`.
+    """
     _, halves, tiles = y.shape
     for m in range(tiles):
         for row in (0, 1):
@@ -323,7 +349,8 @@ def add_dx(y, xs, d_column, first, element):
                 if halves == 1:
                     word = choose(first == 0, word, xs[m][2 + row])
                 for i, value in enumerate(unpack(word, element)):
-                    y[2 * row + i, half, m] = y[2 * row + i, half, m] + factor * value
+                    weight = factor + own[2 * half + i]
+                    y[2 * row + i, half, m] = y[2 * row + i, half, m] + weight * value
 
 
 def gate(y, address, eight_rows, t, left, element):

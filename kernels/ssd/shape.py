@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 WARP = 32
-SCAN_WARPS = 4
+OWNERS = 4
+"""Output warps that share the tokens of a tile."""
+TURNS = 2
+"""Sets of them, which take tiles in turn."""
 STATE_WARPS = 4
 X_STAGES = 3
 B_STAGES = 2
@@ -23,7 +26,7 @@ class Shape:
     @property
     def threads(self):
         """Of a block; without `outputs` it computes states alone."""
-        return WARP * (SCAN_WARPS * self.outputs + STATE_WARPS)
+        return WARP * (OWNERS * TURNS * self.outputs + STATE_WARPS)
 
     @property
     def slices(self):
@@ -53,7 +56,7 @@ class Shape:
     @property
     def halves(self):
         """Runs of 8 tokens of one output warp."""
-        return self.tile // (8 * SCAN_WARPS)
+        return self.tile // (8 * OWNERS)
 
     @property
     def channel_tiles(self):
@@ -101,14 +104,19 @@ class Shape:
         return self.b_start + B_STAGES * self.b_stage
 
     @property
+    def decay_stage(self):
+        """Bytes of a tile's decays, step sizes, and what is left of those at its end."""
+        return 12 * self.tile
+
+    @property
     def decay_start(self):
-        """Where the pairs (decay, step size) of a tile's tokens begin."""
+        """Where the tiles' decays begin."""
         return self.s_start + S_STAGES * self.s_stage * self.outputs
 
     @property
     def starts_start(self):
         """Where the starts of sequences begin, one number a token."""
-        return self.decay_start + X_STAGES * 8 * self.tile
+        return self.decay_start + X_STAGES * self.decay_stage
 
     @property
     def d_start(self):

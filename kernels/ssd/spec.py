@@ -92,22 +92,24 @@ SCAN = Declaration(
     ),
     choices=_SCAN_CHOICES,
     selectors=("dtype", "headdim", "dstate", "packed", "outputs", "pdl"),
-    block=("128 + 128 * outputs", "1", "1"),
+    block=("128 + 256 * outputs", "1", "1"),
     grid=("ceildiv(headdim, width) * heads * segments * batch", "1", "1"),
     # Shape.shared_bytes: tiles of x, B, decays and starts, states, D.
     min_sm="80 + 10 * pdl",
     programmatic="pdl",
     shared_bytes=(
         f"3 * tile * (2 * width + 16) + 2 * tile * (2 * {_COLUMNS} + 16) "
-        f"+ outputs * 4 * width * {_COLUMNS} + 36 * tile + outputs * 4 * width"
+        f"+ outputs * 4 * width * {_COLUMNS} + 48 * tile + outputs * 4 * width"
     ),
     budget=Budget(
         registers=252,
         # A block where there are outputs; else two, or three on sm90 without sequences. On sm86
         # shared memory may have room for one only.
-        warps="4 + 4 * max(outputs, pdl) + 4 * pdl * (1 - max(outputs, packed))",
+        warps="4 + 8 * outputs + 4 * pdl * (1 - outputs) * (2 - packed)",
         # x, and out.
         tile_bytes="2 * width * tile * (1 + outputs)",
+        # Of those that own tokens, every other set of four; and those that own the state.
+        tile_warps="4",
     ),
 )
 # (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86.

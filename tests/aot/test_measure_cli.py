@@ -135,7 +135,7 @@ def test_bench_prints_a_table_and_writes_json(
     assert "measuring" in result.stderr
     plan = on_paper["plan"]
     assert (plan.shapes, plan.batches) == (DEFAULT_SHAPES, (1, 2, 4, 8))
-    assert (plan.dtypes, plan.bound) == (("bf16",), True)
+    assert (plan.dtypes, plan.bound, plan.bias) == (("bf16",), True, False)
     assert (on_paper["directory"], on_paper["archs"]) == (built, ())
     written = json.loads((tmp_path / "gemv.json").read_text())
     assert written["records"] == [record()]
@@ -161,12 +161,13 @@ def test_bench_measures_what_it_is_told_to(
         "--dtype",
         "f16",
         "--plain",
+        "--bias",
     ]
     assert invoke("bench", "gemv", built, *options).exit_code == 0
     assert on_paper["archs"] == ("sm86", "sm90")
     plan = on_paper["plan"]
     assert (plan.shapes, plan.batches) == ([Shape(64, 8)], (3, 5))
-    assert (plan.dtypes, plan.bound) == (("f16",), False)
+    assert (plan.dtypes, plan.bound, plan.bias) == (("f16",), False, True)
 
 
 def test_a_directory_without_the_read_kernel(built: Path) -> None:
@@ -240,6 +241,30 @@ def test_tune_writes_what_it_measured_and_the_table(
     assert tuned == {}
     assert asked["target"] == "a10g"
     assert again.read_text() == out.read_text()
+
+
+def test_tune_makes_a_table_of_a_file_without_any_artifacts(invoke: Invoke, tmp_path: Path) -> None:
+    """And what is kept is chosen, where it is as fast within the noise."""
+    raw = tune.Raw(dict(HEAD), [measurement(512, 4, 1.0), measurement(512, 8, 1.004)])
+    raw.measurements[0].variant["warps"] = 16
+    path = tmp_path / "raw.json"
+    path.write_text(raw.text())
+    options = ("tune", "gemv", tmp_path / "absent", "--arch", "sm86", "--measured", path)
+    for kept, rows in (((), 4), (("--keep", "rows=4", "--keep", "m=1,rows=8"), 8)):
+        result = invoke(*options, "--tolerance", "0", *kept)
+        assert result.exit_code == 0, result.stderr
+        table = tomllib.loads(result.stdout)["gemv"]
+        (rule,) = table["rules"]
+        assert rule["variant"]["rows"] == rows
+        assert ("Kept in any case: rows=4 and m=1,rows=8." in table["origin"]) == bool(kept)
+    use = "n=512,k=64,m=1,constant=0,rows=8"
+    result = invoke(*options, "--tolerance", "0", "--use", use)
+    table = tomllib.loads(result.stdout)["gemv"]
+    assert table["rules"][0]["variant"]["rows"] == 8
+    assert f"Used where another may be faster alone: {use}." in table["origin"]
+    result = invoke(*options, "--keep", "rows=5")
+    assert result.exit_code == 1
+    assert "--keep rows=5" in result.stderr
 
 
 def test_what_was_measured_is_kept_when_interrupted(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sonata_aot.aot.measure import table
 from sonata_aot.aot.measure.table import MAX_SIZE, Measurement, Row
-from sonata_aot.artifacts.errors import SonataError
+from sonata_aot.artifacts.errors import ArgumentError, SonataError
 
 LAUNCHES = ({"blocks_per_sm": 0, "ahead_kb": 0}, {"blocks_per_sm": 2, "ahead_kb": 8192})
 
@@ -169,6 +169,23 @@ def test_within_the_chosen_set_a_cell_gets_its_fastest() -> None:
         (900, 8): 2,
         (9000, 8): 2,
     }
+
+
+def test_a_cell_gets_what_is_to_be_used_there_and_the_others_their_fastest() -> None:
+    items = [
+        *(measured(n, 8, 1, 1.0) for n in (100, 900)),
+        *(measured(n, 8, 2, 3.0, way=way) for n in (100, 900) for way in (0, 1)),
+        *(measured(100, 8, 2, 2.0, way=1), measured(100, 8, 3, 1.0, full=False)),
+    ]
+    used = [{"n": 100, "k": 8, "m": 1, "constant": 0, "rows": 2, "blocks_per_sm": 2}]
+    cells = table.choose(items, tolerance=0.0, used=used)[1, 0]
+    assert (cells[100, 8].us, cells[100, 8].launch) == (2.0, LAUNCHES[1])
+    assert cells[900, 8].variant["rows"] == 1
+    rules = table.rows({(1, 0): cells})
+    assert lookup(rules, 1, 0, 100, 8).variant["rows"] == 2
+    for wrong in ({"n": 100, "rows": 4}, {"n": 100, "rows": 3}, {"rows": 2}, {"m": 2, "rows": 1}):
+        with pytest.raises(ArgumentError, match="all of one shape"):
+            table.choose(items, tolerance=0.0, used=[wrong])
 
 
 def test_the_launch_is_the_fastest_of_each_cell() -> None:

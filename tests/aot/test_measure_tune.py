@@ -84,13 +84,17 @@ def test_a_persistent_variant_is_offered_every_fill_and_amount() -> None:
     large = ways(DEPENDENT[1], 1, Shape(16384, 2048))
     a_tile_a_block = [(0, 0, 0), (0, EVERYTHING_KB, 0)]
     assert large == [
-        *((blocks, kb, 0) for blocks in (1, 2, 3, 4) for kb in (0, 8192, 24576, EVERYTHING_KB)),
+        *(
+            (blocks, kb, 0)
+            for blocks in (1, 2, 3, 4)
+            for kb in (0, 4096, 8192, 24576, EVERYTHING_KB)
+        ),
         *a_tile_a_block,
     ]
     # 8 MB: asking for that much is asking for everything.
     small = ways(DEPENDENT[1], 1, Shape(2048, 2048))
     assert small == [
-        *((blocks, kb, 0) for blocks in (1, 2, 3, 4) for kb in (0, EVERYTHING_KB)),
+        *((blocks, kb, 0) for blocks in (1, 2, 3, 4) for kb in (0, 4096, EVERYTHING_KB)),
         *a_tile_a_block,
     ]
 

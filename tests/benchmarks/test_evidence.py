@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sonata_aot.aot.inspect import select
-from sonata_aot.artifacts import open_artifacts
+from sonata_aot.artifacts import first_match, open_artifacts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,6 +145,52 @@ def test_one_stale_record_fails_and_is_named(
     assert reason in done.stdout
     assert "15 of 16" in done.stdout
     assert check(results, environment, "--report").returncode == 0
+
+
+PICKED = [
+    # Case, mode, and the shapes that it names.
+    ("M=2 N=8512 K=2048 dtype=bf16", "bound", [(8512, 2048)]),
+    ("M=3 N=4096 K=4096 dtype=f16 bias=1", "bound", [(4096, 4096)]),
+    ("M=8 N=16384 K=2048 dtype=bf16", "plain", [(16384, 2048)]),
+    ("M=2 chain=34x(8512x2048,2048x4096) dtype=bf16", None, [(8512, 2048), (2048, 4096)]),
+]
+
+
+@pytest.mark.parametrize("via", ["sm86-ptx", "sm90-cubin"])
+@pytest.mark.parametrize(("case", "mode", "shapes"), PICKED, ids=lambda value: str(value))
+def test_a_record_of_what_the_rules_no_longer_pick_is_stale(
+    built: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    mode: str | None,
+    shapes: list[tuple[int, int]],
+    via: str,
+):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import evidence
+
+    manifest = open_artifacts(built).manifest
+    arch, form = via.split("-")
+    m, dtype = {"2": 2, "3": 4, "8": 8}[case[2]], "f16" if "=f16" in case else "bf16"
+    constant = int(arch == "sm90" and mode != "plain")
+    ran: list[str] = []
+    for n, k in shapes:
+        rule = first_match(
+            manifest.rules_for("gemv", arch), {"m": m, "constant": constant}, {"n": n, "k": k}
+        )
+        assert rule is not None
+        variant = ",".join(f"{name}={v}" for name, v in {**rule.variant, "dtype": dtype}.items())
+        (binary,) = select(manifest.binaries, kernel="gemv", arch=arch, variant=variant)
+        ran.append(binary.payload("ptx" if form == "ptx" else "cubin").sha256)
+    record = {"case": case, "via": via, "binaries": sorted(set(ran)), "launcher": "l"}
+    record |= {} if mode is None else {"mode": mode}
+    binaries = evidence.binaries_of(manifest)
+    assert list(evidence.stale(record, binaries, "l", manifest)) == []
+    (other, *_) = sorted(binaries[via] - set(ran))  # built, but not what the rules pick
+    for now in ([other], [*ran[1:], other]):
+        problems = list(evidence.stale({**record, "binaries": now}, binaries, "l", manifest))
+        assert problems == ["the rules pick another binary now"]
+    assert list(evidence.stale({**record, "case": "tool=memcheck"}, binaries, "l", manifest)) == []
 
 
 def test_no_results_at_all_are_no_evidence(environment: dict[str, str], tmp_path: Path):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gemv_cases import DTYPES, NAN, Answer, Verdicts, launch, random, torch
+from gemv_cases import DTYPES, NAN, Answer, Verdicts, launch, random, settled, torch
 from sonata_aot.artifacts.declaration import Variant
 from sonata_aot.loader import Kernels
 
@@ -89,7 +89,7 @@ def test_sanitizer_sees_bound_calls_and_what_comes_next(kernels: Kernels, dtype:
         x, weight, bias = operands(dtype, m)
         for rows in (1, N):
             upcoming = random(rows, 40, dtype=x.dtype)
-            bound = kernels.gemv.bind(weight, bias, upcoming=upcoming)
+            bound = settled(kernels.gemv.bind(weight, bias, upcoming=upcoming), x)
             out = torch.full((m, N), NAN, device="cuda", dtype=x.dtype)
             verdicts.add(f"M={m}", Answer.of(x, weight, bias).wrong(bound(x, out)))
     verdicts.check()

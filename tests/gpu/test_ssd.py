@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sonata_aot.artifacts.errors import SonataError
-from sonata_aot.loader import Kernels
+from sonata_aot.loader import Kernels, direct
 from ssd_chunked import scan_in_chunks
 from ssd_problems import (
     BOUNDS,
@@ -44,14 +45,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a call allocates is NaN before its kernels run."""
-    plain = torch.Tensor.new_empty
 
-    def new_empty(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = plain(self, *args, **kwargs)
-        made.view(torch.uint8).fill_(0xFF) if made.numel() else None
-        return made
+    def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
+        def new(*args: Any, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            made.view(torch.uint8).fill_(0xFF) if made.numel() else None
+            return made
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+        return new
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    if direct.empty is not None:
+        monkeypatch.setattr(direct, "empty", poisoned(direct.empty))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -227,8 +232,10 @@ def test_hard_inputs(kernels: Kernels, case: str, dtype: str):
         arguments["A"] = levels if hard["A"] is None else torch.full_like(levels, hard["A"])
         # Sums of large steps would leave float16.
         arguments["x"].mul_(0.05)
+        # A sum of the steps of 64 tokens in fp32 is off by that much, and exp of it by its factor.
+        steps = (arguments["dt"] * arguments["A"]).abs().max().item()
         with segments(kernels, cut):
-            check(kernels, arguments, case, slack=1.2)
+            check(kernels, arguments, case, slack=1.2, more=2**-24 * 64 * steps)
 
 
 def test_a_state_in_float32_outlives_thousands_of_tokens(kernels: Kernels):

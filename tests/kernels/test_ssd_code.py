@@ -17,7 +17,7 @@ from sonata_aot.aot.tiles import Tile, per_tile
 from sonata_aot.artifacts import Arch, ArtifactSet, Binary, open_artifacts
 from sonata_aot.artifacts.cubin import KernelCode, read_cubin
 from sonata_aot.kernels import Variant, builtin
-from sonata_aot.kernels.ssd.shape import SCAN_WARPS, STATE_WARPS, Shape
+from sonata_aot.kernels.ssd.shape import OWNERS, STATE_WARPS, Shape
 
 Case = tuple[str, str, Variant]
 
@@ -76,16 +76,16 @@ def code(request: pytest.FixtureRequest, built: Path) -> Code:
     artifacts, case = opened(built), request.param
     (binary,) = (b for b in artifacts.manifest.binaries if (b.arch, b.kernel, b.variant) == case)
     (kernel,) = read_cubin(artifacts.read(binary.cubin)).kernels
-    text, arch, threads = disassembly(artifacts.path(binary.cubin)), case[0], binary.block[0]
+    text, arch = disassembly(artifacts.path(binary.cubin)), case[0]
     held = occupancy(
         Arch.parse(arch),
-        threads=threads,
+        threads=binary.block[0],
         registers=kernel.registers,
         shared_bytes=binary.shared_bytes,
         static_shared_bytes=kernel.static_shared_bytes,
     )
-    budget = SPECS[binary.kernel].declaration.budget
-    tile = per_tile(text, threads // 32, budget.floors_of(binary.variant)["tile_bytes"])
+    floors = SPECS[binary.kernel].declaration.budget.floors_of(binary.variant)
+    tile = per_tile(text, floors["tile_warps"], floors["tile_bytes"])
     prediction = predict(Arch.parse(arch), read(text), held, tile)
     return Code(binary, kernel, parse(text), held, tile, prediction)
 
@@ -173,7 +173,7 @@ class TestScans:
         shape, tile = code.shape, code.tile
         assert tile is not None
         assert tile.loops == 1 + shape.outputs
-        step = SCAN_WARPS * shape.halves * shape.channel_tiles * shape.outputs
+        step = OWNERS * shape.halves * shape.channel_tiles * shape.outputs
         # The state times C, and C Bᵀ on the diagonal times x; before it up to so many blocks.
         outputs, before = step * (2 * shape.runs + 1), step * (shape.row_blocks - 1)
         columns = shape.state_columns // 8

@@ -278,9 +278,13 @@ class TestMeasurements:
         raw = self.raw("sm90")
         from sonata_aot.aot.measure.tune import make
 
-        kept = re.findall(r"Kept in any case: (\S+)\.$", origin("sm90"))
-        assert kept
-        text = make(raw, [], None, 0.01, kept)
+        def named(words: str) -> list[str]:
+            said = re.search(rf"{words}: (.+?)\.( |$)", origin("sm90"))
+            return said[1].split(" and ") if said else []
+
+        kept, used = named("Kept in any case"), named("Used where another may be faster alone")
+        assert (len(kept), len(used)) == (1, 1)
+        text = make(raw, [], None, 0.01, kept, used)
         assert text == (tables.FOLDER / "sm90.toml").read_text(encoding="utf-8")
 
     @pytest.mark.parametrize("arch", ["sm86", "sm90"])
@@ -298,5 +302,7 @@ class TestMeasurements:
                 for item in items
                 if {**rule.variant, "dtype": "bf16"} == item.variant and rule.launch == item.launch
             )
+            if f"n={n},k={k},m={m},constant={constant}," in origin(arch):
+                continue  # what is used there, the origin says
             # The model of an A10G may prefer another one than what is fastest here.
             assert chosen.us <= min(item.us for item in items) * 1.02

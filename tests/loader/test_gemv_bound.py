@@ -287,8 +287,12 @@ UPCOMING = {
 
 
 def test_what_is_read_next_is_asked_for(recorder, artifacts, manifest):
-    """16-byte aligned and within the tensor, at most 4 MiB, each block the same share."""
+    """16-byte aligned and within the tensor, at most 7.5 MiB, each block the same share.
+
+    A launch whose own weight is larger than 24 MiB asks for nothing.
+    """
     sizes = [(1, 600, 4096), (1, 6000, 4096), (2, 100, 2048), (8, 600, 2048), (1, 16, 64)]
+    sizes += [(1, 1024, 12288), (1, 1024, 12296)]
     script = "def fill(value): return value\n"
     for address, shape, stride, _ in UPCOMING.values():
         script += (
@@ -302,7 +306,7 @@ def test_what_is_read_next_is_asked_for(recorder, artifacts, manifest):
         )
     outcome = run(recorder, artifacts, script + "say(0)")
     found = iter(launches(outcome))
-    shares = set()
+    shares, asking = set(), set()
     for name, (_, _, _, upcoming) in UPCOMING.items():
         for rows, n, k in sizes:
             launch = next(found)
@@ -310,12 +314,16 @@ def test_what_is_read_next_is_asked_for(recorder, artifacts, manifest):
             share = launch["params"]["upcoming_bytes"]
             assert (start % 16, share % 16) == (0, 0)
             total = launch["grid"][0] * share
-            assert total <= 6 * 2**20
+            assert total <= 15 * 2**19
+            assert total == 0 or n * k * 2 <= 24 * 2**20
             assert total == 0 or upcoming[0] <= start <= start + total <= sum(upcoming)
             wanted = expected(manifest, bound(rows, n, k, upcoming=upcoming))
             if share == 0 == wanted["params"]["upcoming_bytes"]:
                 launch["params"]["upcoming"] = wanted["params"]["upcoming"]  # of no consequence
             assert launch == wanted, (name, rows, n, k)
             shares.add((name, share > 0))
+            asking |= {(rows, n, k)} if share else set()
     without = {"too little", "nothing", "no memory any more"}
     assert {name for name, some in shares if some} == set(UPCOMING) - without
+    assert (1, 1024, 12288) in asking
+    assert (1, 1024, 12296) not in asking

@@ -128,10 +128,12 @@ def _launch(
             ahead_rows = min(variant["rows"], 32 * variant["warps"])
             ahead_blocks = min(blocks, math.ceil(asked / variant["rows"]))
     address, size = call.upcoming
-    if not constant or persistent or blocks > 2**18:  # then a share of 4 MiB is below 16 bytes
+    large = 2 * call.n * call.k > 24 * 2**20
+    # With so many blocks a share of 7.5 MiB is below 16 bytes.
+    if not constant or persistent or large or blocks > 15 * 2**15:
         address = 0
     else:
-        share = min(6 * 2**20 // blocks, size // blocks)
+        share = min(15 * 2**19 // blocks, size // blocks)
         upcoming = min(share - share % 16, 32 * variant["warps"] * 4096)
     values |= {"ahead_skip": skip, "ahead_rows": ahead_rows, "ahead_blocks": ahead_blocks}
     return values | {"upcoming": address, "upcoming_bytes": upcoming}, blocks
