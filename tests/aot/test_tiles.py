@@ -135,6 +135,7 @@ class TestBound:
     def test_of_the_least_counts(self) -> None:
         tile = dataclasses.replace(counted(), dram_bytes=4096)
         found = predicted(tile)
+        assert found.tile_seconds is not None
         assert found.tile_seconds == pytest.approx(
             {
                 "dram": 4096 * 80 / 600e9,
