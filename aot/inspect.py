@@ -172,7 +172,7 @@ def examine(artifacts: ArtifactSet, binary: Binary) -> Figures:
     code = read(text)
     declaration = artifacts.manifest.declaration(binary.kernel)
     floors = {} if declaration is None else declaration.budget.floors_of(binary.variant)
-    tile = per_tile(text, -(-x * y * z // WARP), floors.get("tile_bytes", 0))
+    tile = per_tile(text, floors.get("tile_warps", 0), floors.get("tile_bytes", 0))
     gpu = GPUS.get((arch.major, arch.minor))
     return Figures(
         registers=kernel.registers,

@@ -33,8 +33,8 @@ class Counts:
 class Tile:
     """What a block does for a tile, at least and at most.
 
-    `loops` are the outermost that multiply on tensor cores; each is taken to be walked by as many
-    of the block's warps as the others, a tile a trip. `dram_bytes` is the budget's `tile_bytes`.
+    `loops` are the outermost that multiply on tensor cores; as many warps as the budget's
+    `tile_warps` make a trip through each for a tile. `dram_bytes` is its `tile_bytes`.
     """
 
     loops: int
@@ -44,7 +44,7 @@ class Tile:
 
 
 def per_tile(text: str, warps: int, dram_bytes: int) -> Tile | None:
-    """Of nvdisasm's output of one kernel and the warps of its blocks.
+    """Of nvdisasm's output of one kernel, and what its budget says.
 
     None where no bytes are said, no loop multiplies, or the products are not of 16-bit operands.
     """
@@ -63,7 +63,7 @@ def per_tile(text: str, warps: int, dram_bytes: int) -> Tile | None:
 
     def counts(choose: Callable[[float, float], float]) -> Counts:
         def total(cost: Callable[[Instruction], int]) -> int:
-            return sum(way.cost(cost, choose) for way in ways) * warps // len(ways)
+            return sum(way.cost(cost, choose) for way in ways) * warps
 
         return Counts(
             instructions=total(lambda item: 1),

@@ -64,7 +64,7 @@ class Budget:
     multiprocessor holds. `dram_bound` is not 0 for a variant that nothing but DRAM may hold up, by
     the prediction for the GPU that stands for the architecture. `tile_bytes` is for a kernel whose
     blocks walk tiles, multiplying on tensor cores: what a tile moves to and from DRAM and no other
-    block shares.
+    block shares; and `tile_warps` how many warps take it through each of the loops.
     """
 
     registers: Annotated[int, Range(1, 255)] = 255
@@ -75,11 +75,15 @@ class Budget:
     warps: str = "0"
     dram_bound: str = "0"
     tile_bytes: str = "0"
+    tile_warps: str = "0"
 
     @property
     def floors(self) -> dict[str, str]:
         """What must be reached, by name."""
-        names = ("load_bytes", "in_flight_bytes", "warps", "dram_bound", "tile_bytes")
+        names = (
+            *("load_bytes", "in_flight_bytes", "warps", "dram_bound"),
+            *("tile_bytes", "tile_warps"),
+        )
         return {name: getattr(self, name) for name in names}
 
     def floors_of(self, variant: Mapping[str, ChoiceValue]) -> dict[str, int]:

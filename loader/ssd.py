@@ -81,7 +81,8 @@ class ChunkScan:
             initial_states: (batch, heads, headdim, dstate), any: states before the first token;
                 they count where seq_idx starts with 0.
             seq_idx: (batch, seqlen) int32: which sequence a token belongs to. A token of another
-                one than the token before starts from a zero state. Negative is padding.
+                one than the token before starts from a zero state, which no NaN of another sequence
+                reaches; out may hold one in the tile of 64 tokens around it. Negative is padding.
             cu_seqlens: (sequences + 1,) int32, for a batch of 1: the bounds of the sequences, which
                 seq_idx must keep apart. Their values are not checked. Needed and read only for
                 varlen states.

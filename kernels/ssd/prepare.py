@@ -15,9 +15,9 @@ Made are, with the sums of C Bᵀ and of decays in fp32:
   on and below the diagonal, row by row. Of rows g and, in the other half, 8 + g of a block lane
   4g + t has columns 2t, 2t + 1, 2t + 8 and 2t + 9;
 - ``decay``   ``(batch, heads, tiles, 3 * tile)``: of the tile's tokens pairs of their decay since
-  the start of the tile or of their sequence, the later one, as the sum of log2(e) dt A over the
-  tokens up to it, and of their step size dt after bias, softplus and limits; then what is left of
-  each step at the tile's end, for tokens of the last one's sequence;
+  its start or that of their sequence, the later one, as the sum of log2(e) dt A over the tokens up
+  to it, and of their step size dt after bias, softplus and limits; then what is left of each step
+  at the tile's end, if its sequence goes on until then;
 - ``starts``  ``(batch, tiles, tile)`` i32, where there is ``seq_idx``: the token of the tile with
   which a token's sequence starts, -1 if it started before the tile.
 

@@ -214,27 +214,27 @@ def weights_to_end(left_at_end, offset):
     return found + load_floats(left_at_end, offset + 32, count=2)
 
 
+def counted(start, last):
+    """Masks of the tokens 2t and 2t + 1, and 8 further on, from `start` to `last`.
+
+    Both are relative to this lane's first. They clear operands: a factor of 0 would let a NaN pass.
+    """
+    kept = [
+        choose((column >= start) & (column <= last), Uint32(half), Uint32(0))
+        for column, half in zip((0, 1, 8, 9), (0xFFFF, 0xFFFF0000) * 2, strict=True)
+    ]
+    return kept[0] | kept[1], kept[2] | kept[3]
+
+
 def weights_until(pairs, a_end):
     """As `weights_to_end`, at another token, whose decay is `a_end`."""
     values = load_floats(pairs, 0, count=4) + load_floats(pairs, 64, count=4)
     return [exp2(a_end - values[2 * i]) * values[2 * i + 1] for i in range(4)]
 
 
-def update(s, x_rows, b_rows, factors, counted, element):
-    """Add 16 tokens to the state: x times B, weighted by step sizes and decays.
-
-    `counted`: the first and last tokens that count, relative to this lane's first; None: all. Of
-    the others not even a NaN counts.
-    """
+def update(s, x_rows, b_rows, factors, masks, element):
+    """Add 16 tokens to the state: x times B, weighted; `masks` of `counted`, or None for all."""
     _, n_tiles, m_tiles = s.shape
-    masks = None
-    if counted is not None:
-        start, last = counted
-        halves = [
-            choose((column >= start) & (column <= last), Uint32(half), Uint32(0))
-            for column, half in zip((0, 1, 8, 9), (0xFFFF, 0xFFFF0000) * 2, strict=True)
-        ]
-        masks = (halves[0] | halves[1], halves[2] | halves[3])
     operands = []
     for first in range(0, n_tiles, 2):
         count = 4 if first + 1 < n_tiles else 2

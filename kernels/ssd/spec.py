@@ -105,9 +105,11 @@ SCAN = Declaration(
         registers=252,
         # A block where there are outputs; else two, or three on sm90 without sequences. On sm86
         # shared memory may have room for one only.
-        warps="4 + 4 * max(outputs, pdl) + 4 * pdl * (1 - max(outputs, packed))",
+        warps="4 + 8 * outputs + 4 * pdl * (1 - outputs) * (2 - packed)",
         # x, and out.
         tile_bytes="2 * width * tile * (1 + outputs)",
+        # Of those that own tokens, every other set of four; and those that own the state.
+        tile_warps="4",
     ),
 )
 # (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86.

@@ -224,7 +224,9 @@ def carry_state(
                                 x_stage + Uint32(block * (16 * shape.x_row)) + 32 * m,
                                 b_stage + Uint32(block * (16 * shape.b_row)) + 16 * n,
                                 state.weights_until(pairs + Uint32(block * 128), a_end),
-                                (start_end - block * 16 - 2 * t, last - block * 16 - 2 * t),
+                                state.counted(
+                                    start_end - block * 16 - 2 * t, last - block * 16 - 2 * t
+                                ),
                                 element,
                             )
                         state.store_part(
@@ -247,7 +249,7 @@ def carry_state(
                     x_stage + Uint32(block * (16 * shape.x_row)),
                     b_stage + Uint32(block * (16 * shape.b_row)),
                     state.weights_to_end(left_at_end + Uint32(block * 64), 0),
-                    (start - block * 16 - 2 * t, Int32(tile)),
+                    state.counted(start - block * 16 - 2 * t, Int32(tile)),
                     element,
                 )
         else:
@@ -257,7 +259,7 @@ def carry_state(
                     s,
                     x_stage + block * (16 * shape.x_row),
                     b_stage + block * (16 * shape.b_row),
-                    state.weights_to_end(left_at_end, block * 64),
+                    state.weights_to_end(left_at_end, 64 * block),
                     None,
                     element,
                 )

@@ -247,6 +247,7 @@ def test_the_default_budget_allows_no_spill_and_asks_for_nothing() -> None:
         "warps": 0,
         "dram_bound": 0,
         "tile_bytes": 0,
+        "tile_warps": 0,
     }
 
 
@@ -255,7 +256,7 @@ def asking(field: str, text: str) -> Budget:
 
 
 @pytest.mark.parametrize(
-    "field", ["load_bytes", "in_flight_bytes", "warps", "dram_bound", "tile_bytes"]
+    "field", ["load_bytes", "in_flight_bytes", "warps", "dram_bound", "tile_bytes", "tile_warps"]
 )
 class TestWhatABudgetAsksFor:
     def test_it_is_an_expression_over_the_choices(self, field: str) -> None:

@@ -161,10 +161,12 @@ def test_sequences_in_one_row(kernels: Kernels, lengths: tuple[int, ...], cut: i
             check(kernels, {**arguments, "return_final_states": False}, lengths)
 
 
-def test_a_nan_does_not_outlive_its_sequence(kernels: Kernels):
+@pytest.mark.parametrize("name", ["x", "dt", "B"])
+@pytest.mark.parametrize("token", [20, 80])
+def test_a_nan_does_not_outlive_its_sequence(kernels: Kernels, name: str, token: int):
     """In states; in out it may reach the tile in which the sequence ends."""
     arguments = problem(1, 300, return_varlen_states=True) | sequences(90, 210)
-    arguments["x"][:, 20] = NAN
+    arguments[name][:, token] = NAN
     out, final, ends = kernels.mamba_chunk_scan_combined(**arguments)
     tail = {k: v[:, 90:] if k in ("x", "dt", "B", "C") else v for k, v in arguments.items()}
     for name in ("seq_idx", "cu_seqlens", "return_varlen_states"):

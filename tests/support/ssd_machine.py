@@ -222,7 +222,7 @@ class _Run:
         row_blocks = self._tile // 16
         triangle = row_blocks * (row_blocks + 1) // 2
         self._make("cb", self._batch, self._tiles, self._groups, triangle, 2, 32, 4)
-        self._make("decay", self._batch, self._heads, self._tiles, self._tile, 2)
+        self._make("decay", self._batch, self._heads, self._tiles, 3 * self._tile)
         if "seq_idx" in self._given:
             self._make("starts", self._batch, self._tiles, self._tile, dtype=torch.int32)
         arguments = self._problem.arguments

@@ -29,7 +29,8 @@ Corners:
 - **final_states** are those after the last token, so with seq_idx only of the last sequence; of
   no tokens at all, the initial states (mamba_ssm cannot).
 - **NaN**: one in dt stays one, and none outlives its sequence. mamba_ssm's limits turn the first
-  into a number; it ends a sequence by a factor 0, which a NaN survives.
+  into a number; it ends a sequence by a factor 0, which a NaN survives. Kernels keep to that in
+  states; in out, a tile of tokens that has one may hold it at all of them.
 - **varlen_states** (batch 1) are the states at the ends of the sequences in cu_seqlens, which only
   says where to look: what keeps sequences apart is seq_idx, and both must agree. cu_seqlens may
   end before the tokens do, and counts only with return_varlen_states. mamba_ssm forgets the
