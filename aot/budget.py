@@ -19,6 +19,7 @@ _LESS = {
 _FASTER = {
     "issue": "take instructions out of the main loop",
     "tensor": "use fewer matrix instructions for the same bytes",
+    "shared": "keep in registers what is used again",
     "in_flight": "have more bytes under way a thread, or more warps a multiprocessor",
 }
 
@@ -89,6 +90,9 @@ def _below(figures: Figures, floors: dict[str, int]) -> Iterator[tuple[str, str,
         has = f"a multiprocessor holds {held.warps} warps, for want of {held.limit}"
         remedy = "need less of that, or choose another size of block"
         yield "warps", f"{has}, below the budget of {floor}", remedy
+    if floors["tile_bytes"] and figures.tile is None:
+        has = "the budget says what a tile moves, and no loop has 16-bit matrix products alone"
+        yield "tile_bytes", has, "have such a loop over tiles"
     if floors["dram_bound"] and figures.gpu is not None:
         wanted = "and the budget asks for DRAM"
         if figures.prediction is None:

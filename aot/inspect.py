@@ -19,29 +19,12 @@ from ..artifacts.cubin import read_cubin
 from ..artifacts.errors import IntegrityError, UsageError
 from ..artifacts.manifest import Binary
 from ..artifacts.store import ArtifactSet
+from .instructions import CLASSES, MATRIX, class_of, matrix_fmas, matrix_shape, width
 from .machine import GPUS, WARP, Occupancy, occupancy
 from .sass import Instruction, disassembly, loops, parse, spills
-
-_GLOBAL_LOADS = {"LDG", "LD", "LDGSTS", "UBLKCP", "UTMALDG"}
-_SHARED = {"LDS", "STS", "LDSM", "STSM", "ATOMS"}
-_FMA = {"FFMA", "FADD", "FMUL", "HFMA2", "HADD2", "HMUL2", "DFMA", "DADD", "DMUL", "FFMA2"}
-_INTEGER = {
-    *("IADD", "IADD3", "IMAD", "IMUL", "IABS", "IMNMX", "ISETP", "ISCADD", "LEA", "LOP", "LOP3"),
-    *("SHF", "SHL", "SHR", "PRMT", "SEL", "POPC", "FLO", "BMSK", "SGXT", "BREV", "PLOP3"),
-    *("VIADD", "VIMNMX", "VIMNMX3", "VIADDMNMX"),
-}
-_CONTROL = {
-    *("BRA", "BRX", "JMP", "JMX", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK", "BMOV", "BAR"),
-    *("WARPSYNC", "DEPBAR", "LDGDEPBAR", "MEMBAR", "SYNCS", "NANOSLEEP", "YIELD", "NOP", "KILL"),
-    *("ERRBAR", "BPT", "ACQBULK", "PREEXIT"),
-}
-# Classes of the instruction mix, in the order shown. `other` are moves, conversions, stores, ...
-CLASSES = ("global_loads", "shared", "tensor", "fma", "integer", "control", "other")
+from .tiles import Tile, per_tile
 
 _REGISTER = re.compile(r"(?<![A-Z])R(\d+)(\.(?:reuse\.)?64)?")
-_WIDTHS = {"256": 32, "128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
-# Multiply-adds of a matrix instruction of 16-bit operands, and the registers of its operands.
-_MATRIX = {"16816": (16 * 8 * 16, (4, 4, 2, 4)), "1688": (16 * 8 * 8, (4, 2, 1, 4))}
 
 
 @dataclass(frozen=True)
@@ -81,17 +64,23 @@ class Code:
 class Prediction:
     """Bytes a second that each resource of a GPU would allow, the least of which is the bound.
 
-    `margin` is how many times DRAM's rate the least of the others allows.
+    `margin` is how many times DRAM's rate the least of the others allows. Of a kernel whose blocks
+    walk tiles, rates are those of a tile's bytes of DRAM, and `tile_seconds` is how long each
+    resource of one multiprocessor takes for a tile, at least; null elsewhere.
     """
 
     rates: dict[str, float]
     bound: str
     margin: float
+    tile_seconds: dict[str, float] | None
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything about one binary; `gpu` is null for an architecture that none stands for."""
+    """Everything about one binary; `gpu` is null for an architecture that none stands for.
+
+    `tile` is null but for a kernel whose budget says what a tile moves.
+    """
 
     registers: int
     spills: int
@@ -100,6 +89,7 @@ class Figures:
     static_shared_bytes: int
     occupancy: Occupancy
     code: Code
+    tile: Tile | None
     gpu: str | None
     prediction: Prediction | None
 
@@ -180,6 +170,9 @@ def examine(artifacts: ArtifactSet, binary: Binary) -> Figures:
         static_shared_bytes=kernel.static_shared_bytes,
     )
     code = read(text)
+    declaration = artifacts.manifest.declaration(binary.kernel)
+    floors = {} if declaration is None else declaration.budget.floors_of(binary.variant)
+    tile = per_tile(text, -(-x * y * z // WARP), floors.get("tile_bytes", 0))
     gpu = GPUS.get((arch.major, arch.minor))
     return Figures(
         registers=kernel.registers,
@@ -189,29 +182,43 @@ def examine(artifacts: ArtifactSet, binary: Binary) -> Figures:
         static_shared_bytes=kernel.static_shared_bytes,
         occupancy=held,
         code=code,
+        tile=tile,
         gpu=gpu and gpu.name,
-        prediction=predict(arch, code, held),
+        prediction=predict(arch, code, held, tile),
     )
 
 
-def predict(arch: Arch, code: Code, held: Occupancy) -> Prediction | None:
+def predict(arch: Arch, code: Code, held: Occupancy, tile: Tile | None = None) -> Prediction | None:
     """What bounds the code on the GPU that stands for an architecture.
 
-    None if no GPU does, if the main loop streams nothing, or if it has matrix instructions of
-    another kind than 16-bit ones: how fast those are is not known here.
+    None if no GPU does, if there is no tile and the main loop streams nothing, or if it has matrix
+    instructions of another kind than 16-bit ones: how fast those are is not known here.
     """
     gpu, loop = GPUS.get((arch.major, arch.minor)), code.loop
-    if gpu is None or loop is None or not loop.streamed_bytes or loop.matrix_fmas is None:
+    if gpu is None:
         return None
-    rates = gpu.allows(
-        instructions=loop.instructions,
-        matrix_fmas=loop.matrix_fmas,
-        bytes_loaded=WARP * loop.streamed_bytes,
-        in_flight=WARP * held.warps * (code.in_flight_bytes or 0),
-    )
+    seconds = None
+    if tile is not None:
+        rates = gpu.allows(
+            instructions=tile.least.instructions,
+            matrix_fmas=tile.least.matrix_fmas,
+            bytes_loaded=tile.dram_bytes,
+            shared_bytes=tile.least.shared_bytes,
+        )
+        total = tile.dram_bytes * gpu.multiprocessors
+        seconds = {name: total / rate for name, rate in rates.items()}
+    elif loop is None or not loop.streamed_bytes or loop.matrix_fmas is None:
+        return None
+    else:
+        rates = gpu.allows(
+            instructions=loop.instructions,
+            matrix_fmas=loop.matrix_fmas,
+            bytes_loaded=WARP * loop.streamed_bytes,
+            in_flight=WARP * held.warps * (code.in_flight_bytes or 0),
+        )
     others = [rate for name, rate in rates.items() if name != "dram"]
     bound = min(rates, key=lambda name: rates[name])
-    return Prediction(rates, bound, min(others) / rates["dram"])
+    return Prediction(rates, bound, min(others) / rates["dram"], seconds)
 
 
 def read(text: str) -> Code:
@@ -225,7 +232,7 @@ def read(text: str) -> Code:
         other_loads=_widths(
             item
             for item in instructions
-            if _class(item) == "global_loads" and not _is_streamed(item)
+            if class_of(item) == "global_loads" and not _is_streamed(item)
         ),
         in_flight_bytes=_in_flight(instructions),
         loop=None if main is None else _loop(main),
@@ -272,7 +279,7 @@ def _loop(body: tuple[Instruction, ...]) -> Loop:
         mix=_mix(body),
         streamed_loads=_widths(streamed),
         streamed_bytes=total,
-        matrix_fmas=_matrix_fmas(body),
+        matrix_fmas=matrix_fmas(body),
         issue_slots_per_byte=len(body) / (WARP * total) if total else None,
     )
 
@@ -301,11 +308,11 @@ def _registers(instruction: Instruction, *, loaded: bool = False) -> set[int]:
     instructions, addresses and loads; elsewhere only the first does.
     """
     found: set[int] = set()
-    _, spans = _MATRIX.get(_shape(instruction), (0, (4, 4, 4, 4)))
+    _, spans = MATRIX.get(matrix_shape(instruction), (0, (4, 4, 4, 4)))
     is_load = instruction.mnemonic == "LDG"
     for place, match in enumerate(_REGISTER.finditer(instruction.operands)):
         first, span = int(match[1]), 2 if match[2] else 1
-        if _class(instruction) == "tensor" and place < len(spans):
+        if class_of(instruction) == "tensor" and place < len(spans):
             span = spans[place]
         if is_load and place == 0:
             span = -(-width(instruction) // 4)
@@ -313,31 +320,6 @@ def _registers(instruction: Instruction, *, loaded: bool = False) -> set[int]:
         if loaded:
             break
     return found
-
-
-def _shape(instruction: Instruction) -> str:
-    parts = instruction.opcode.split(".")
-    return parts[1] if len(parts) > 1 else ""
-
-
-def _matrix_fmas(body: Iterable[Instruction]) -> int | None:
-    total = 0
-    for instruction in body:
-        if _class(instruction) == "tensor":
-            shape = _shape(instruction)
-            if (
-                instruction.mnemonic != "HMMA"
-                or shape not in _MATRIX
-                or "TF32" in instruction.opcode
-            ):
-                return None
-            total += _MATRIX[shape][0]
-    return total
-
-
-def width(load: Instruction) -> int:
-    """Bytes that a load of global memory takes for a thread."""
-    return next((_WIDTHS[part] for part in load.opcode.split(".") if part in _WIDTHS), 4)
 
 
 def _widths(loads: Iterable[Instruction]) -> dict[int, int]:
@@ -349,18 +331,5 @@ def _is_streamed(instruction: Instruction) -> bool:
 
 
 def _mix(instructions: Iterable[Instruction]) -> dict[str, int]:
-    counts = Counter(map(_class, instructions))
+    counts = Counter(map(class_of, instructions))
     return {name: counts[name] for name in CLASSES}
-
-
-def _class(instruction: Instruction) -> str:
-    name = instruction.mnemonic
-    if name in _GLOBAL_LOADS:
-        return "global_loads"
-    if name.endswith("MMA"):
-        return "tensor"
-    for label, names in (("shared", _SHARED), ("fma", _FMA), ("control", _CONTROL)):
-        if name in names:
-            return label
-    # The uniform data path has the same instructions under a U.
-    return "integer" if name in _INTEGER or name.removeprefix("U") in _INTEGER else "other"

@@ -14,11 +14,12 @@ from .budget import Breach
 from .inspect import CLASSES, Figures, Prediction
 from .machine import WARP
 from .report import plural, table
+from .tiles import Tile
 
 Inspected = tuple[Binary, Figures, list[Breach]]
 
 _CLASS_NAMES = {name: name.replace("_", " ") for name in CLASSES}
-_RESOURCE_NAMES = {"dram": "DRAM", "in_flight": "bytes in flight"}
+_RESOURCE_NAMES = {"dram": "DRAM", "in_flight": "bytes in flight", "shared": "shared memory"}
 # As heads of a column: the mix in one cell, in the order of CLASSES.
 _MIX = "load/shared/tensor/fma/int/control/other"
 
@@ -109,6 +110,7 @@ def block(binary: Binary, figures: Figures, breaches: Sequence[Breach]) -> str:
         ("streamed", _streamed(figures)),
         ("other loads", _loads(code.other_loads)),
         ("main loop", _loop(figures)),
+        *([("a tile", _tile(figures.tile, figures.prediction))] if figures.tile else []),
         ("whole code", f"{code.instructions} instructions: {_mix(code.mix)}"),
         (figures.gpu or "prediction", _prediction(figures)),
         *(("BUDGET", f"{breach.problem}; {breach.remedy}") for breach in breaches),
@@ -143,6 +145,22 @@ def _loop(figures: Figures) -> str:
         f"{text}; {loop.streamed_bytes} B streamed a thread and trip, "
         f"{_slots(loop)} issue slots a byte"
     )
+
+
+def _tile(tile: Tile, predicted: Prediction | None) -> str:
+    least, most = tile.least, tile.most
+    text = (
+        f"{least.matrix_fmas} to {most.matrix_fmas} multiply-adds, "
+        f"{least.instructions} to {most.instructions} instructions, "
+        f"{least.shared_bytes / 1024:.0f} to {most.shared_bytes / 1024:.0f} KB through shared "
+        f"memory, {least.global_bytes / 1024:.0f} to {most.global_bytes / 1024:.0f} KB of global "
+        f"memory, {tile.dram_bytes / 1024:.0f} KB of DRAM, "
+        f"in {plural(tile.loops, 'loop', 'loops')}"
+    )
+    if predicted is None or predicted.tile_seconds is None:
+        return text
+    times = sorted(predicted.tile_seconds.items(), key=lambda item: -item[1])
+    return text + "; at least " + ", ".join(f"{_resource(n)} {t * 1e6:.2f} us" for n, t in times)
 
 
 def _mix(counts: Mapping[str, int]) -> str:

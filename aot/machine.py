@@ -16,6 +16,8 @@ PARTITIONS = 4
 _REGISTER_UNIT = 256
 _SHARED_UNIT = 128
 _SYSTEM_SHARED = 1024
+# Bytes a clock that a multiprocessor's shared memory moves: 32 banks of 4. Source: the guide, too.
+SHARED_RATE = 128
 
 
 @dataclass(frozen=True)
@@ -104,21 +106,29 @@ class Gpu:
     latency: float
 
     def allows(
-        self, *, instructions: int, matrix_fmas: int, bytes_loaded: int, in_flight: int
+        self,
+        *,
+        instructions: int,
+        matrix_fmas: int,
+        bytes_loaded: int,
+        in_flight: int | None = None,
+        shared_bytes: int = 0,
     ) -> dict[str, float]:
         """Bytes a second that each resource would allow by itself, of a loop that streams.
 
-        For a trip of one warp through the loop: the instructions issued, the multiply-adds on
-        tensor cores (0: that resource is not in use, and not in the result), and the bytes that it
-        loads. `in_flight` is what all warps of a multiprocessor have under way at a time: by
-        Little's law, no more than that arrives in the time that a load takes.
+        For a trip of one warp through the loop, or of all that share the bytes: the instructions
+        issued, the multiply-adds on tensor cores, the bytes that it loads, and those that shared
+        memory moves. A resource that is not in use (0) is not in the result. `in_flight` is what
+        all warps of a multiprocessor have under way at a time, if that is known: by Little's law,
+        no more than that arrives in the time that a load takes.
         """
         trips = self.multiprocessors * self.clock / instructions * self.schedulers
-        rates = {
-            "dram": self.dram,
-            "issue": trips * bytes_loaded,
-            "in_flight": in_flight * self.multiprocessors / self.latency,
-        }
+        rates = {"dram": self.dram, "issue": trips * bytes_loaded}
+        if in_flight is not None:
+            rates["in_flight"] = in_flight * self.multiprocessors / self.latency
+        if shared_bytes:
+            moved = self.multiprocessors * self.clock * SHARED_RATE
+            rates["shared"] = moved / shared_bytes * bytes_loaded
         if matrix_fmas:
             products = self.multiprocessors * self.clock * self.matrix_fmas
             rates["tensor"] = products / matrix_fmas * bytes_loaded

@@ -34,6 +34,14 @@ class Instruction:
         """The opcode without its modifiers."""
         return self.opcode.partition(".")[0]
 
+    @property
+    def falls_through(self) -> bool:
+        """Whether the next instruction may follow: all but branches and exits in any case."""
+        if self.predicate or self.mnemonic not in ("BRA", "EXIT"):
+            return True
+        # Before its target a branch may name a predicate, too.
+        return self.mnemonic == "BRA" and not self.operands.startswith("`")
+
 
 def disassemble(cubin: Path) -> tuple[Instruction, ...]:
     """The instructions of a cubin with one kernel, in address order; errors as `disassembly`."""
@@ -64,14 +72,11 @@ def parse(text: str) -> tuple[Instruction, ...]:
     )
 
 
-def loops(text: str) -> list[tuple[int, int]]:
-    """Address of the first instruction and of the branch back, of each loop in nvdisasm's output.
-
-    An instruction that branches to itself, as compilers put behind a kernel's end, is none.
-    """
+def branches(text: str) -> dict[int, int]:
+    """Where each branch in nvdisasm's output leads, by its address."""
     labels: dict[str, int] = {}
     waiting: list[str] = []
-    found = []
+    found = {}
     for line in text.splitlines():
         if label := _LABEL.fullmatch(line):
             waiting.append(label[1])
@@ -79,11 +84,17 @@ def loops(text: str) -> list[tuple[int, int]]:
             labels.update(dict.fromkeys(waiting, instruction.address))
             waiting.clear()
             target = _TARGET.search(instruction.operands)
-            if instruction.mnemonic == "BRA" and target and target[0] in labels:
-                start = labels[target[0]]
-                if start < instruction.address:
-                    found.append((start, instruction.address))
-    return found
+            if instruction.mnemonic == "BRA" and target:
+                found[instruction.address] = target[0]
+    return {address: labels[label] for address, label in found.items() if label in labels}
+
+
+def loops(text: str) -> list[tuple[int, int]]:
+    """Address of the first instruction and of the branch back, of each loop in nvdisasm's output.
+
+    An instruction that branches to itself, as compilers put behind a kernel's end, is none.
+    """
+    return [(start, end) for end, start in branches(text).items() if start < end]
 
 
 def spills(instructions: tuple[Instruction, ...]) -> int:

@@ -62,7 +62,9 @@ class Budget:
     of each streamed load (one that leaves the L1 alone, as those of weights do); `in_flight_bytes`,
     what a thread has under way by such loads before it uses the first; `warps`, how many a
     multiprocessor holds. `dram_bound` is not 0 for a variant that nothing but DRAM may hold up, by
-    the prediction for the GPU that stands for the architecture.
+    the prediction for the GPU that stands for the architecture. `tile_bytes` is for a kernel whose
+    blocks walk tiles, multiplying on tensor cores: what a tile moves to and from DRAM and no other
+    block shares.
     """
 
     registers: Annotated[int, Range(1, 255)] = 255
@@ -72,11 +74,12 @@ class Budget:
     in_flight_bytes: str = "0"
     warps: str = "0"
     dram_bound: str = "0"
+    tile_bytes: str = "0"
 
     @property
     def floors(self) -> dict[str, str]:
         """What must be reached, by name."""
-        names = ("load_bytes", "in_flight_bytes", "warps", "dram_bound")
+        names = ("load_bytes", "in_flight_bytes", "warps", "dram_bound", "tile_bytes")
         return {name: getattr(self, name) for name in names}
 
     def floors_of(self, variant: Mapping[str, ChoiceValue]) -> dict[str, int]:

@@ -89,6 +89,26 @@ class Kernel:
         """
 
 @final
+class TensorReader:
+    """Reads tensors without a call of Python for each of their properties."""
+
+    def __init__(self, api: object, classes: tuple[type, ...]) -> None:
+        """Read tensors of exactly these classes, the first of which is torch's own.
+
+        `api` is the first one's `__dlpack_c_exchange_api__`; ValueError if it is of a version that
+        is not known.
+        """
+
+    def describe(self, tensors: tuple[object, ...], gradients: bool) -> bytes | None:
+        """Bytes that are the same for the same layouts, and for no others.
+
+        A layout is shape, strides, dtype, device, and the address modulo 16 or that there is none.
+        Up to 16 items, each a tensor or None. The answer is None where one is of another class, has
+        no such layout or more than 8 dimensions, is a negated view, or, with `gradients`, requires
+        grad.
+        """
+
+@final
 class Sequence:
     """Launches that follow one another on a stream, prepared once and issued by one call."""
 
@@ -118,3 +138,8 @@ class Sequence:
 
         A failure names the kernel; what was enqueued before it stays so.
         """
+
+    def launch_tensors(
+        self, reader: TensorReader, stream: int, tensors: tuple[object, ...]
+    ) -> None:
+        """The same, given operands: tensors of the reader's classes or None, of address 0."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..artifacts.errors import ArgumentError, DriverUnavailable, MissingDependency
@@ -29,12 +29,18 @@ def require_torch() -> Any:
         ) from None
 
 
+_raw_stream: Callable[[int], int] | None = None
+
+
 def current_stream(device: int) -> int:
     """Handle of torch's current stream on a device; 0 is the default stream."""
-    import torch
+    global _raw_stream
+    if _raw_stream is None:
+        import torch
 
-    # The public call makes a Stream object, 4 us; the handle alone takes 0.1 us.
-    return torch._C._cuda_getCurrentRawStream(device)
+        # The public call makes a Stream object, 4 us; the handle alone takes 0.1 us.
+        _raw_stream = torch._C._cuda_getCurrentRawStream
+    return _raw_stream(device)
 
 
 def is_capturing() -> bool:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..artifacts.manifest import Binary
-from . import runtime
+from . import direct, runtime
 from .library import Table
 from .ssd_occupancy import Gpu
 from .ssd_plan import Plan, Planner
@@ -34,6 +35,7 @@ class ChunkScan:
         self._gpus: dict[int, Gpu] = {}
         self._planner = Planner(tables, self._gpu)
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._reader = direct.make_reader()
 
     def __call__(
         self,
@@ -102,17 +104,22 @@ class ChunkScan:
             DriverError: the driver refused a launch, or an earlier one had failed.
         """
         tensors = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
+        reader = self._reader
+        gradients = _grad_is_enabled()
+        layouts = None if reader is None else reader.describe(tensors, gradients)
+        is_plain = layouts is not None
         try:
             low, high = dt_limit
+            if layouts is None:
+                layouts = (gradients, *map(describe, tensors))
             key = (
-                *map(describe, tensors),
+                layouts,
                 chunk_size,
                 dt_softplus,
                 low,
                 high,
                 return_final_states,
                 return_varlen_states,
-                _grad_is_enabled(),
             )
             plan = self._plans.get(key)
         except UNREADABLE:
@@ -125,35 +132,33 @@ class ChunkScan:
         if plan.dense:
             tensors = _made_dense(tensors, plan.dense)
 
-        out = x.new_empty(plan.out)
-        results = [out]
-        out_address = out.data_ptr()
-        if not out_address and out.numel():  # a mode of torch that makes fake tensors is on
+        is_direct = is_plain and direct.can_make(plan.device)
+        make = direct.empty if is_direct else partial(direct.new_empty, x)
+        assert make is not None  # as it is direct
+        out = make(*plan.out)
+        if not is_direct and not out.data_ptr() and out.numel():  # a mode that makes fake tensors
             fail("out has no memory: a fake tensor", "leave the mode, or use real tensors")
-        final_address = varlen_address = workspace_address = 0
+        final = varlen = workspace = None
         if plan.final is not None:
-            results.append(final := x.new_empty(plan.final, dtype=torch.float32))
-            final_address = final.data_ptr()
+            final = make(*plan.final)
         if plan.varlen is not None:
-            results.append(varlen := x.new_empty(plan.varlen))
-            varlen_address = varlen.data_ptr()
+            varlen = make(*plan.varlen)
             if plan.sets_ends:
                 _set_ends(varlen, initial_states)
-        if plan.workspace:
+        if plan.workspace is not None:
             # Held until the launches are enqueued; whoever gets the memory then comes after them.
-            workspace = x.new_empty((plan.workspace,), dtype=torch.uint8)
-            workspace_address = workspace.data_ptr()
-        plan.sequence.launch(
-            runtime.current_stream(plan.device),
-            (
-                *[0 if tensor is None else tensor.data_ptr() for tensor in tensors],
-                out_address,
-                final_address,
-                varlen_address,
-                workspace_address,
-            ),
-        )
-        return out if len(results) == 1 else tuple(results)
+            workspace = make(*plan.workspace)
+        operands = (*tensors, out, final, varlen, workspace)
+        stream = runtime.current_stream(plan.device)
+        if is_direct and reader is not None:
+            plan.sequence.launch_tensors(reader, stream, operands)
+        else:
+            plan.sequence.launch(
+                stream, tuple([0 if one is None else one.data_ptr() for one in operands])
+            )
+        if final is None:
+            return out if varlen is None else (out, varlen)
+        return (out, final) if varlen is None else (out, final, varlen)
 
     def binaries(self, *arguments: Any, **named: Any) -> tuple[Binary, ...]:
         """What a call with these arguments launches, in order; nothing is launched.

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..artifacts.errors import VariantMissing
 from ..artifacts.manifest import Binary
+from .direct import Allocation
 from .library import Loaded, Table
 from .ssd_launches import Address, Launches, Value, Workspace, dense_steps, strides
 from .ssd_occupancy import Cut, Gpu, Room, choose_cut
@@ -31,16 +34,17 @@ KERNELS = (COPY, PREPARE, PASS, SCAN)
 class Plan:
     """What a call does, given addresses of its inputs and of what it allocates.
 
-    Shapes are None for what is not allocated; `workspace` is a size in bytes. `dense` are places in
-    `INPUTS` of tensors that torch copies first, since kernels read them as contiguous ones. Without
-    tokens no kernel writes the varlen states: `sets_ends` says that they remain to be set.
+    `out`, `final`, `varlen` and `workspace` are allocated where they are not None. `dense` are
+    places in `INPUTS` of tensors that torch copies first, since kernels read them as contiguous
+    ones. Without tokens no kernel writes the varlen states: `sets_ends` says that they remain to be
+    set.
     """
 
     device: int
-    out: tuple[int, ...]
-    final: tuple[int, ...] | None
-    varlen: tuple[int, ...] | None
-    workspace: int
+    out: Allocation
+    final: Allocation | None
+    varlen: Allocation | None
+    workspace: Allocation | None
     dense: tuple[int, ...]
     sets_ends: bool
     sequence: Sequence
@@ -148,12 +152,16 @@ class _Planning:
         state = (call.heads, call.headdim, call.dstate)
         if call.batch and call.heads:
             self._add_launches()
+        dtype, size = call.layouts["x"].dtype, self._workspace.size
+        varlen = Allocation.of((call.sequences, *state), dtype)
         return Plan(
             device=call.device,
-            out=(call.batch, call.seqlen, call.heads, call.headdim),
-            final=(call.batch, *state) if options.final_states else None,
-            varlen=(call.sequences, *state) if options.varlen_states else None,
-            workspace=self._workspace.size,
+            out=Allocation.of((call.batch, call.seqlen, call.heads, call.headdim), dtype),
+            final=Allocation.of((call.batch, *state), torch.float32)
+            if options.final_states
+            else None,
+            varlen=varlen if options.varlen_states else None,
+            workspace=Allocation.of((size,), torch.uint8) if size else None,
             dense=tuple(self._dense),
             sets_ends=options.varlen_states and call.seqlen == 0,
             sequence=self._launches.sequence(OPERANDS),
@@ -228,7 +236,7 @@ class _Planning:
         triangle = blocks * (blocks + 1) // 2
         made: dict[str, Value] = {
             "cb": self._workspace.take(call.batch * tiles * call.groups * triangle * 1024),
-            "decay": self._workspace.take(call.batch * call.heads * tiles * tile * 8),
+            "decay": self._workspace.take(call.batch * call.heads * tiles * tile * 12),
             "starts": 0,
         }
         if "seq_idx" in call.layouts:

@@ -6,7 +6,7 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..tensor_core import load_floats
+from ..tensor_core import load_floats, thread_index
 from . import scan_output as output
 from .prepare import choose
 from .scan_output import BLOCK
@@ -81,7 +81,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
         local = row_block * 16 + part * 8
         distance = local + group - 2 * t
         x_rows = x_lane + Uint32(stage * shape.x_stage)
-        decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
+        decay_stage = shared + Uint32(shape.decay_start + stage * shape.decay_stage)
         pairs = decay_stage + t * 16
         starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
         y.fill(0.0)
@@ -164,4 +164,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
         row_block = next_block
         cb_here = cb_next
         stage = next_stage(next_stage(stage))
+    # Without masks the loop takes all registers: asked for anew, this need not be kept in one.
+    if cutlass.const_expr(not packed):
+        t = thread_index() % 4
     output.Rows(words, out_at, out_token * 16, out_left, t).store(shape)

@@ -5,7 +5,8 @@ segment, each from a state of zeros.
 
 - ``own``      ``(batch, parts, heads, size)`` fp32, ``size`` = headdim x dstate, a multiple of 4:
   what each part made of nothing;
-- ``totals``   ``(batch, parts, heads)`` fp32: the factor from the state before a part to after it;
+- ``totals``   ``(batch, parts, heads)`` fp32: the factor from the state before a part to after it,
+  negative where nothing is left of it;
 - ``initial``  ``(batch, heads, size)`` of dtype ``initial_kind``, or null for zeros; strides of
   batch and heads count elements, and rows start aligned to 16 bytes;
 - ``states``   ``(batch, parts / ratio + 1, heads, size)`` fp32: the state before each segment.
@@ -20,7 +21,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from ..scalars import load_pair, load_scalar, load_words, store_words
-from .prepare import bits
+from .prepare import bits, choose
 
 
 @cute.kernel
@@ -68,7 +69,9 @@ def ssd_pass(
             left = ratio
         left = left - 1
         for i in cutlass.range_constexpr(4):
-            state[i] = state[i] * factor + found[i].bitcast(Float32)
+            # Not by a factor of 0: neither infinities nor NaN may cross.
+            kept = choose(factor < 0.0, Float32(0.0), state[i] * factor)
+            state[i] = kept + found[i].bitcast(Float32)
         row = row + heads
     store_words(
         states.toint() + (segment * size + element) * 4,

@@ -14,12 +14,15 @@ Made are, with the sums of C Bᵀ and of decays in fp32:
 - ``cb``      ``(batch, tiles, groups, triangle, 2, 32, 4)``: of C Bᵀ within a tile the 16x16 blocks
   on and below the diagonal, row by row. Of rows g and, in the other half, 8 + g of a block lane
   4g + t has columns 2t, 2t + 1, 2t + 8 and 2t + 9;
-- ``decay``   ``(batch, heads, tiles, tile, 2)``: a token's decay since the tile's start, as the sum
-  of log2(e) dt A over the tokens up to it, and its step size dt after bias, softplus and limits;
+- ``decay``   ``(batch, heads, tiles, 3 * tile)``: of the tile's tokens pairs of their decay since
+  the start of the tile or of their sequence, the later one, as the sum of log2(e) dt A over the
+  tokens up to it, and of their step size dt after bias, softplus and limits; then what is left of
+  each step at the tile's end, for tokens of the last one's sequence;
 - ``starts``  ``(batch, tiles, tile)`` i32, where there is ``seq_idx``: the token of the tile with
   which a token's sequence starts, -1 if it started before the tile.
 
-Tokens past the end have a step size of 0, and so do those with a negative ``seq_idx``.
+Tokens past the end have a step size of 0 and belong to the last one's sequence. A token with a
+negative ``seq_idx`` has a step size of 0, and its sequence starts past the tile: at ``tile``.
 
 Blocks ``(batch * tiles, groups + ceildiv(heads, triangle), 1)`` of ``triangle`` warps: the first
 ``groups`` of a tile do C Bᵀ, a warp a block of it, the others the step sizes, a warp a head.
@@ -128,7 +131,11 @@ def ssd_prepare(
         bias = load_scalar(dt_bias.toint(), Int64(head), bias_kind, known & (dt_bias.toint() != 0))
         rate = load_scalar(rates.toint(), Int64(head), rates_kind, known) * LOG2_E
         before = Float32(0.0)
-        start_before = Int32(-1)
+        # Twice the token with which a sequence starts, and one more if it is padding.
+        start_before = Int32(-2)
+        kept = cute.make_rmem_tensor((2, tile // WARP), Float32)
+        place_out = (Int64(this_batch) * heads + head) * tiles + this_tile
+        decays = decay.toint() + place_out * (12 * tile)
         for chunk in cutlass.range_constexpr(tile // WARP):
             token = first + chunk * WARP + lane
             inside = known & (token < seqlen)
@@ -141,19 +148,30 @@ def ssd_prepare(
             )
             counted = inside & (sequence >= 0)
             step = choose(counted, step, Float32(0.0))
-            total = scan_sum(choose(counted, step * rate, Float32(0.0)), lane) + before
-            before = cute.arch.shuffle_sync(total, WARP - 1)
-            place_out = (Int64(this_batch) * heads + head) * tiles + this_tile
-            pair = decay.toint() + (place_out * tile + (chunk * WARP + lane)) * 8
-            store_words(pair, [bits(total), bits(step)], known)
-            mark = choose(sequence != previous, Int32(chunk * WARP) + lane, Int32(-1))
+            padding = Int32(inside & (sequence < 0))
+            mark = (Int32(chunk * WARP) + lane) * 2 + padding
+            mark = choose((sequence != previous) | (padding != 0), mark, Int32(-2))
             mark = scan_max(mark, lane, start_before)
             start_before = cute.arch.shuffle_sync(mark, WARP - 1)
+            start = mark >> 1
+            # Not of tokens of sequences before: a NaN among them must not cross.
+            earlier = choose(start < chunk * WARP, before, Float32(0.0))
+            own = lane - choose(start < chunk * WARP, Int32(0), start - chunk * WARP)
+            total = scan_sum(choose(counted, step * rate, Float32(0.0)), own) + earlier
+            before = cute.arch.shuffle_sync(total, WARP - 1)
+            kept[0, chunk] = total
+            kept[1, chunk] = step
+            pair = decays + Int64(chunk * WARP + lane) * 8
+            store_words(pair, [bits(total), bits(step)], known)
             store_words(
                 starts.toint() + (Int64(place) * tile + (chunk * WARP + lane)) * 4,
-                [mark],
+                [choose(mark % 2 != 0, Int32(tile), start)],
                 (head == 0) & (seq_idx.toint() != 0),
             )
+        for chunk in cutlass.range_constexpr(tile // WARP):
+            left = exp2(before - kept[0, chunk]) * kept[1, chunk]
+            weight = decays + (8 * tile + Int64(chunk * WARP + lane) * 4)
+            store_words(weight, [bits(left)], known)
 
 
 def row_start(tensor, batch, group, row, t, strides):
@@ -228,11 +246,11 @@ def step_size(value, softplus, low, high):
     return choose(value > high, high, value)
 
 
-def scan_sum(value, lane):
-    """Sum over the lanes up to this one."""
+def scan_sum(value, own):
+    """Sum over this lane and the `own` lanes before it."""
     for distance in (1, 2, 4, 8, 16):
         other = cute.arch.shuffle_sync_up(value, distance, mask_and_clamp=0)
-        value = value + choose(lane >= distance, other, Float32(0.0))
+        value = value + choose(own >= distance, other, Float32(0.0))
     return value
 
 

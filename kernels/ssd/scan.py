@@ -24,7 +24,7 @@ elements start aligned to 16 bytes:
 - ``final``              the same in fp32: the state after each segment, or with a
   ``final_segment`` stride of -1 after the last one alone; or null;
 - ``totals``             ``(batch, segments, heads)`` fp32, or null: the factor from the state
-  before a segment to what is left of it after;
+  before a segment to what is left of it after, -1 if a sequence starts in the segment;
 - ``cu_seqlens``         ``(sequences + 1,)`` i32, or null, for a batch of 1: bounds of sequences;
 - ``end_states``         ``(sequences, heads, headdim, dstate)``, contiguous: the states at their
   ends. An empty sequence has zeros, but for a first one at the very start, which has ``initial``.

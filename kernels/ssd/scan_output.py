@@ -169,8 +169,8 @@ def multiply_state(y, cs, c_rows, stages, blocks, rows, part, shape, element):
     others = [
         lambda: turn(0),
         lambda: pair(0),
-        lambda: turn(1),
-        lambda: (store(0), pair(1)),
+        lambda: (store(0), turn(1)),
+        lambda: pair(1),
         lambda: store(1),
         columns,
         weigh,
@@ -261,8 +261,9 @@ def weights_before(cbs, place, pairs, reference, decays, element):
 def weights(cbs, place, pairs, decays, distance, begins, first, element):
     """A block of C Bᵀ with decays and step sizes, masked, as second operand.
 
-    Of a token's own column `own_products` takes care. `pairs` as in `weights_before`. `distance`: how far the first half's token is from column 2t,
-    which is token `first` of the tile; `begins`: of `own_starts`.
+    Of a token's own column `own_products` takes care. `pairs` as in `weights_before`. `distance`:
+    how far the first half's token is from column 2t, which is token `first` of the tile; `begins`:
+    of `own_starts`.
     """
     operands = []
     for half, decay in enumerate(decays):

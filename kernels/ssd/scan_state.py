@@ -6,7 +6,16 @@
 from cutlass import Float32, Int32, Int64, Uint32
 
 from ..scalars import load_number, load_pair, prefetch, store_words
-from ..tensor_core import copy_async, exp2, load_matrices, mma, pack, store_shared, unpack
+from ..tensor_core import (
+    copy_async,
+    exp2,
+    load_floats,
+    load_matrices,
+    mma,
+    pack,
+    store_shared,
+    unpack,
+)
 from .prepare import bits, choose
 from .shape import WARP, slot
 
@@ -23,13 +32,12 @@ def row_source(tensor, strides, batch, head, thread, chunks):
     return tensor + 2 * index + Int64(thread % chunks * 16)
 
 
-def copy_tile(shape, shared, thread, stage, b_stage, token, seqlen, x, b, decay_from, starts):
-    """Start copying the tile from `token` on; rows past the end become zero.
+def copy_tile(shape, shared, thread, stage, b_stage, token, left, x, b, decay_from, starts):
+    """Start copying the tile from `token` on; rows past the `left` ones become zero.
 
-    `x` and `b`: `row_source` and the stride of tokens. `starts`: where they are, and whether there
-    are any, or None.
+    `left` is None if the tile is whole. `x` and `b`: `row_source` and the stride of tokens.
+    `starts`: where they are, and whether there are any, or None.
     """
-    left = seqlen - token
     copy_rows(
         x,
         shared + Uint32(stage * shape.x_stage),
@@ -52,12 +60,11 @@ def copy_tile(shape, shared, thread, stage, b_stage, token, seqlen, x, b, decay_
         shape.dstate // 8,
         shape.b_row,
     )
-    pairs, marks = shape.tile // 2, shape.tile // 4
     copy_async(
-        shared + Uint32(shape.decay_start + stage * (8 * shape.tile) + thread * 16),
-        decay_from + (Int64(token) * 8 + Int64(thread) * 16),
+        shared + Uint32(shape.decay_start + stage * shape.decay_stage + thread * 16),
+        decay_from + (Int64(token) * 12 + Int64(thread) * 16),
         Int32(16),
-        thread < pairs,
+        thread < shape.decay_stage // 16,
     )
     starts_from, has_starts = starts
     if has_starts is not None:
@@ -66,7 +73,7 @@ def copy_tile(shape, shared, thread, stage, b_stage, token, seqlen, x, b, decay_
             shared + Uint32(shape.starts_start + stage * (4 * shape.tile) + mark * 16),
             starts_from + (Int64(token) * 4 + Int64(mark) * 16),
             Int32(16),
-            (mark >= 0) & (mark < marks) & has_starts,
+            (mark >= 0) & (mark < shape.tile // 4) & has_starts,
         )
 
 
@@ -96,13 +103,9 @@ def copy_rows(source, stage, thread, token, left, rows, chunks, filled, row_byte
         row, column = thread // chunks, thread % chunks
         place = stage + Uint32(row * row_bytes + column * 16)
         for turn in range(-(-rows // each)):
-            inside = row + turn * each < left
-            if filled < chunks:
-                inside = inside & (column < filled)
+            size = filled_size(row + turn * each, column, left, filled, chunks)
             wanted = True if (turn + 1) * each <= rows else row + turn * each < rows
-            copy_async(
-                place, start, choose(inside, Int32(16), Int32(0)), wanted, turn * each * row_bytes
-            )
+            copy_async(place, start, size, wanted, turn * each * row_bytes)
             start = start + stride * (2 * each)
         return
     first_row = thread // chunks
@@ -110,15 +113,22 @@ def copy_rows(source, stage, thread, token, left, rows, chunks, filled, row_byte
     for turn in range(-(-rows * chunks // THREADS)):
         chunk = thread + turn * THREADS
         row, column = chunk // chunks, chunk % chunks
-        inside = row < left
-        if filled < chunks:
-            inside = inside & (column < filled)
         copy_async(
             stage + Uint32(row * row_bytes + column * 16),
             start + Int64(row) * (stride * 2) + Int64(column * 16),
-            choose(inside, Int32(16), Int32(0)),
+            filled_size(row, column, left, filled, chunks),
             True if (turn + 1) * THREADS <= rows * chunks else chunk < rows * chunks,
         )
+
+
+def filled_size(row, column, left, filled, chunks):
+    """How many of 16 bytes are copied, and not zero."""
+    if left is None and filled == chunks:
+        return Int32(16)
+    inside = column < filled
+    if left is not None:
+        inside = (row < left) & inside if filled < chunks else row < left
+    return choose(inside, Int32(16), Int32(0))
 
 
 def load_state(s, base, entry, kind, column, dstate):
@@ -180,14 +190,17 @@ def sequence_end(cu_seqlens, sequence, sequences):
     )
 
 
-def take_row(target, s, m, kept, factor):
-    """Start 16 channels of another state from this one, times `factor`, or from zeros."""
-    for n in range(s.shape[1]):
+def take_part(target, s, first, m, kept, factor):
+    """Start 16 channels of another state from this one, times `factor`, or from zeros.
+
+    Columns from tile `first` on, as many as `target` has.
+    """
+    for n in range(target.shape[1]):
         for i in range(4):
-            target[i, n, 0] = choose(kept, s[i, n, m] * factor, Float32(0.0))
+            target[i, n, 0] = choose(kept, s[i, first + n, m] * factor, Float32(0.0))
 
 
-def store_row(s, address, column, dstate, element):
+def store_part(s, address, column, dstate, element):
     """Store this lane's part of 16 channels of a state in 16 bits."""
     for n in range(s.shape[1]):
         for half in (0, 1):
@@ -195,19 +208,33 @@ def store_row(s, address, column, dstate, element):
             store_words(address, [word], column + 8 * n < dstate, 2 * (8 * half * dstate + 8 * n))
 
 
-def update(s, x_rows, b_rows, pairs, a_last, counted, element):
+def weights_to_end(left_at_end, offset):
+    """What is left at the tile's end of the steps of tokens 2t, 2t + 1, 2t + 8 and 2t + 9."""
+    found = load_floats(left_at_end, offset, count=2)
+    return found + load_floats(left_at_end, offset + 32, count=2)
+
+
+def weights_until(pairs, a_end):
+    """As `weights_to_end`, at another token, whose decay is `a_end`."""
+    values = load_floats(pairs, 0, count=4) + load_floats(pairs, 64, count=4)
+    return [exp2(a_end - values[2 * i]) * values[2 * i + 1] for i in range(4)]
+
+
+def update(s, x_rows, b_rows, factors, counted, element):
     """Add 16 tokens to the state: x times B, weighted by step sizes and decays.
 
-    `counted`: the first and last tokens that count, relative to this lane's first; None: all.
+    `counted`: the first and last tokens that count, relative to this lane's first; None: all. Of
+    the others not even a NaN counts.
     """
     _, n_tiles, m_tiles = s.shape
-    factors = []
-    for i, column in enumerate((0, 1, 8, 9)):
-        value = exp2(a_last - pairs[2 * i]) * pairs[2 * i + 1]
-        if counted is not None:
-            start, last = counted
-            value = choose((column >= start) & (column <= last), value, Float32(0.0))
-        factors.append(value)
+    masks = None
+    if counted is not None:
+        start, last = counted
+        halves = [
+            choose((column >= start) & (column <= last), Uint32(half), Uint32(0))
+            for column, half in zip((0, 1, 8, 9), (0xFFFF, 0xFFFF0000) * 2, strict=True)
+        ]
+        masks = (halves[0] | halves[1], halves[2] | halves[3])
     operands = []
     for first in range(0, n_tiles, 2):
         count = 4 if first + 1 < n_tiles else 2
@@ -216,10 +243,13 @@ def update(s, x_rows, b_rows, pairs, a_last, counted, element):
             scaled = []
             for half in (0, 1):
                 low, high = unpack(words[2 * (tile - first) + half], element)
-                scaled.append(pack(low * factors[2 * half], high * factors[2 * half + 1], element))
+                word = pack(low * factors[2 * half], high * factors[2 * half + 1], element)
+                scaled.append(word if masks is None else word & masks[half])
             operands.append(scaled)
     for m in range(m_tiles):
         a = load_matrices(x_rows, 32 * m, transposed=True)
+        if masks is not None:
+            a = [word & masks[i // 2] for i, word in enumerate(a)]
         for n in range(n_tiles):
             total = mma(a, operands[n], [s[i, n, m] for i in range(4)], element)
             for i in range(4):

@@ -104,14 +104,19 @@ class Shape:
         return self.b_start + B_STAGES * self.b_stage
 
     @property
+    def decay_stage(self):
+        """Bytes of a tile's decays, step sizes, and what is left of those at its end."""
+        return 12 * self.tile
+
+    @property
     def decay_start(self):
-        """Where the pairs (decay, step size) of a tile's tokens begin."""
+        """Where the tiles' decays begin."""
         return self.s_start + S_STAGES * self.s_stage * self.outputs
 
     @property
     def starts_start(self):
         """Where the starts of sequences begin, one number a token."""
-        return self.decay_start + X_STAGES * 8 * self.tile
+        return self.decay_start + X_STAGES * self.decay_stage
 
     @property
     def d_start(self):

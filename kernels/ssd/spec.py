@@ -57,7 +57,7 @@ PREPARE = Declaration(
     block=(f"32 * {_TRIANGLE}", "1", "1"),
     grid=("batch * tiles", f"groups + ceildiv(heads, {_TRIANGLE})", "1"),
     min_sm="80 + 10 * pdl",
-    budget=Budget(),
+    budget=Budget(registers=72, warps="27"),
 )
 
 _DTYPES = ("bf16", "f16")
@@ -99,9 +99,16 @@ SCAN = Declaration(
     programmatic="pdl",
     shared_bytes=(
         f"3 * tile * (2 * width + 16) + 2 * tile * (2 * {_COLUMNS} + 16) "
-        f"+ outputs * 4 * width * {_COLUMNS} + 36 * tile + outputs * 4 * width"
+        f"+ outputs * 4 * width * {_COLUMNS} + 48 * tile + outputs * 4 * width"
     ),
-    budget=Budget(),
+    budget=Budget(
+        registers=252,
+        # A block where there are outputs; else two, or three on sm90 without sequences. On sm86
+        # shared memory may have room for one only.
+        warps="4 + 4 * max(outputs, pdl) + 4 * pdl * (1 - max(outputs, packed))",
+        # x, and out.
+        tile_bytes="2 * width * tile * (1 + outputs)",
+    ),
 )
 # (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86.
 _CUTS = {
@@ -152,7 +159,7 @@ PASS = Declaration(
     selectors=("threads",),
     block=("threads", "1", "1"),
     grid=("ceildiv(size, 4 * threads)", "heads", "batch"),
-    budget=Budget(),
+    budget=Budget(registers=48, warps="40"),
 )
 
 # Programmatic launch is there from sm90 on, and a variant that does without is not needed there.

@@ -73,9 +73,10 @@ def carry_state(
         Int64(segment.batch) * x_batch + Int64(segment.head) * x_head + Int64(segment.channel)
     )
     b_lines = b.toint() + 2 * (Int64(segment.batch) * b_batch + Int64(segment.group) * b_group)
-    decay_from = decay.toint() + (
-        Int64(segment.batch) * segment.heads + segment.head
-    ) * segment.tiles * (8 * tile)
+    decay_from = (
+        decay.toint()
+        + (Int64(segment.batch) * segment.heads + segment.head) * segment.tiles * shape.decay_stage
+    )
     starts_from = starts.toint() + Int64(segment.batch) * segment.tiles * (4 * tile)
     has_starts = (starts.toint() != 0) if packed else None
     if count > 0:
@@ -86,7 +87,7 @@ def carry_state(
             Int32(0),
             Int32(0),
             first * tile,
-            seqlen,
+            seqlen - first * tile,
             (x_from, x_token),
             (b_from, b_token),
             decay_from,
@@ -126,7 +127,7 @@ def carry_state(
                     upper = middle
             next_end = state.sequence_end(cu_seqlens, sequence, sequences)
     for i in cutlass.range(0, count, 1, unroll=1):
-        decay_stage = shared + Uint32(shape.decay_start + stage * (8 * tile))
+        decay_stage = shared + Uint32(shape.decay_start + stage * shape.decay_stage)
         wait_copies(0)
         if cutlass.const_expr(outputs):
             if i >= 2:
@@ -155,25 +156,42 @@ def carry_state(
             (segment.head == segment.group * segment.group_heads) & (segment.channel == 0),
         )
         if i + 1 < count:
-            state.copy_tile(
-                shape,
-                shared,
-                own_thread,
-                next_stage(stage),
-                (i + 1) % B_STAGES,
-                (first + i + 1) * tile,
-                seqlen,
-                (x_from, x_token),
-                (b_from, b_token),
-                decay_from,
-                (starts_from, has_starts),
-            )
+            next_token = (first + i + 1) * tile
+            if next_token + tile <= seqlen:
+                state.copy_tile(
+                    shape,
+                    shared,
+                    own_thread,
+                    next_stage(stage),
+                    (i + 1) % B_STAGES,
+                    next_token,
+                    None,
+                    (x_from, x_token),
+                    (b_from, b_token),
+                    decay_from,
+                    (starts_from, has_starts),
+                )
+            else:
+                state.copy_tile(
+                    shape,
+                    shared,
+                    own_thread,
+                    next_stage(stage),
+                    (i + 1) % B_STAGES,
+                    next_token,
+                    seqlen - next_token,
+                    (x_from, x_token),
+                    (b_from, b_token),
+                    decay_from,
+                    (starts_from, has_starts),
+                )
         commit_copies()
         a_last = load_floats(decay_stage, 8 * tile - 8, count=1)[0]
         start = Int32(-1)
         x_stage = x_lane + Uint32(stage * shape.x_stage)
         b_stage = b_lane + Uint32(i % B_STAGES * shape.b_stage)
         pairs = decay_stage + t * 16
+        left_at_end = decay_stage + (8 * tile + t * 8)
         if cutlass.const_expr(packed):
             starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
             if starts.toint() != 0:
@@ -194,49 +212,55 @@ def carry_state(
                     + (segment.channel + group)
                 ) * dstate + (column + 2 * t)
                 last = choose(begin < next_end, local, Int32(-1))
+                # A few columns of a few channels at a time, as there are no registers for more.
+                some = min(n_tiles, 4 if n_tiles * m_tiles <= 16 else 2)
                 for m in cutlass.range_constexpr(m_tiles):
-                    at_end = cute.make_rmem_tensor((4, n_tiles, 1), Float32)
-                    state.take_row(at_end, s, m, kept, exp2(a_end))
-                    for block in cutlass.range(0, shape.row_blocks, 1, unroll=1):
-                        state.update(
+                    for n in cutlass.range_constexpr(0, n_tiles, some):
+                        at_end = cute.make_rmem_tensor((4, some, 1), Float32)
+                        state.take_part(at_end, s, n, m, kept, exp2(a_end))
+                        for block in cutlass.range(0, shape.row_blocks, 1, unroll=1):
+                            state.update(
+                                at_end,
+                                x_stage + Uint32(block * (16 * shape.x_row)) + 32 * m,
+                                b_stage + Uint32(block * (16 * shape.b_row)) + 16 * n,
+                                state.weights_until(pairs + Uint32(block * 128), a_end),
+                                (start_end - block * 16 - 2 * t, last - block * 16 - 2 * t),
+                                element,
+                            )
+                        state.store_part(
                             at_end,
-                            x_stage + Uint32(block * (16 * shape.x_row)) + 32 * m,
-                            b_stage + Uint32(block * (16 * shape.b_row)),
-                            load_floats(pairs + Uint32(block * 128), 0, count=4)
-                            + load_floats(pairs + Uint32(block * 128), 64, count=4),
-                            a_end,
-                            (start_end - block * 16 - 2 * t, last - block * 16 - 2 * t),
+                            end_states.toint() + (entry + (16 * m * dstate + 8 * n)) * 2,
+                            column + 8 * n + 2 * t,
+                            dstate,
                             element,
                         )
-                    state.store_row(
-                        at_end,
-                        end_states.toint() + (entry + 16 * m * dstate) * 2,
-                        column + 2 * t,
-                        dstate,
-                        element,
-                    )
                 sequence = sequence + 1
                 next_end = state.sequence_end(cu_seqlens, sequence, sequences)
-            if start >= 0:
-                # Not by a factor of 0: neither infinities nor NaN may cross.
-                s.fill(0.0)
-                ended = Int32(1)
         total += a_last
-        state.scale(s, exp2(a_last))
-        for block in cutlass.range_constexpr(shape.row_blocks):
-            counted = None
-            if cutlass.const_expr(packed):
-                counted = (start - block * 16 - 2 * t, Int32(tile))
-            state.update(
-                s,
-                x_stage + block * (16 * shape.x_row),
-                b_stage + block * (16 * shape.b_row),
-                load_floats(pairs, block * 128, count=4)
-                + load_floats(pairs, block * 128 + 64, count=4),
-                a_last,
-                counted,
-                element,
-            )
+        if start >= 0:
+            # Not by a factor of 0: neither infinities nor NaN may cross.
+            s.fill(0.0)
+            ended = Int32(1)
+            for block in cutlass.range(0, shape.row_blocks, 1, unroll=1):
+                state.update(
+                    s,
+                    x_stage + Uint32(block * (16 * shape.x_row)),
+                    b_stage + Uint32(block * (16 * shape.b_row)),
+                    state.weights_to_end(left_at_end + Uint32(block * 64), 0),
+                    (start - block * 16 - 2 * t, Int32(tile)),
+                    element,
+                )
+        else:
+            state.scale(s, exp2(a_last))
+            for block in cutlass.range_constexpr(shape.row_blocks):
+                state.update(
+                    s,
+                    x_stage + block * (16 * shape.x_row),
+                    b_stage + block * (16 * shape.b_row),
+                    state.weights_to_end(left_at_end, block * 64),
+                    None,
+                    element,
+                )
         stage = next_stage(stage)
     if (final.toint() != 0) & ((final_segment >= 0) | (segment.number == segment.segments - 1)):
         entry = (
@@ -256,4 +280,4 @@ def carry_state(
             )
             * 4
         )
-        store_words(address, [bits(choose(ended == 0, exp2(total), Float32(0.0)))], True)
+        store_words(address, [bits(choose(ended == 0, exp2(total), Float32(-1.0)))], True)

@@ -15,7 +15,7 @@ COPY = Declaration(
     selectors=("threads", "tokens"),
     block=("threads", "1", "1"),
     grid=("batch * ceildiv(seqlen, tokens)", "1", "1"),
-    budget=Budget(registers=64),
+    budget=Budget(registers=48, warps="40"),
 )
 
 SPECS = (

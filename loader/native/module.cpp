@@ -17,6 +17,7 @@
 #include "kernel.hpp"
 #include "library.hpp"
 #include "sequence.hpp"
+#include "tensors.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -195,6 +196,16 @@ void py_sequence_launch(const Sequence &sequence, nb::handle stream, nb::handle 
   sequence.launch(handle, parsed.data());
 }
 
+void py_sequence_launch_tensors(const Sequence &sequence, const TensorReader &reader,
+                                nb::handle stream, nb::handle tensors) {
+  std::array<std::uint64_t, Sequence::kMostOperands> addresses;
+  reader.addresses(tensors, sequence.operands(), addresses.data());
+  if (sequence.launches().empty()) return;
+  const Stream handle = parse_stream(sequence.launches().front().kernel, stream);
+  const GilRelease unlocked;
+  sequence.launch(handle, addresses.data());
+}
+
 nb::object py_sequence_repr(const Sequence &sequence) {
   std::string names;
   for (const Launch &launch : sequence.launches()) {
@@ -252,6 +263,15 @@ NB_MODULE(_native, m) {
            "Enqueues the kernel on a stream handle with a packed parameter block; never waits.")
       .def("__repr__", &py_kernel_repr);
 
+  nb::class_<TensorReader>(m, "TensorReader", nb::is_final())
+      .def(nb::init<nb::handle, const nb::tuple &>(), "api"_a.none(), "classes"_a,
+           nb::sig("def __init__(self, api: object, classes: tuple[type, ...]) -> None"),
+           "Reads tensors of exactly these classes through DLPack's exchange API.")
+      .def("describe", &TensorReader::describe, "tensors"_a, "gradients"_a,
+           nb::sig("def describe(self, tensors: tuple[object, ...], gradients: bool) "
+                   "-> bytes | None"),
+           "Bytes that stand for the layouts of tensors; None where one is not plain.");
+
   nb::class_<Sequence>(m, "Sequence", nb::is_final())
       .def("__init__", &py_sequence, "launches"_a, "operands"_a,
            nb::sig("def __init__(self, launches: list[tuple[Kernel, tuple[int, int, int], "
@@ -261,5 +281,9 @@ NB_MODULE(_native, m) {
       .def("launch", &py_sequence_launch, "stream"_a, "addresses"_a,
            nb::sig("def launch(self, stream: int, addresses: tuple[int, ...]) -> None"),
            "Enqueues all launches on a stream, given the operands' addresses; never waits.")
+      .def("launch_tensors", &py_sequence_launch_tensors, "reader"_a, "stream"_a, "tensors"_a,
+           nb::sig("def launch_tensors(self, reader: TensorReader, stream: int, "
+                   "tensors: tuple[object, ...]) -> None"),
+           "The same, given the operands themselves.")
       .def("__repr__", &py_sequence_repr);
 }

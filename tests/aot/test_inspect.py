@@ -6,20 +6,12 @@ import dataclasses
 
 import pytest
 
+from machine_code import sass
 from sonata_aot.aot.inspect import CLASSES, predict, read
 from sonata_aot.aot.machine import Occupancy
 from sonata_aot.artifacts import Arch
 
 SM86 = Arch.parse("sm86")
-
-
-def sass(*lines: str) -> str:
-    """As nvdisasm writes it; a line that ends in a colon is a label."""
-    text, address = [".text.kernel:"], 0
-    for line in lines:
-        text.append(line if line.endswith(":") else f"        /*{address:04x}*/   {line} ;")
-        address += 0 if line.endswith(":") else 16
-    return "\n".join(text) + "\n"
 
 
 STREAMING = sass(

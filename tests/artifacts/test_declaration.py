@@ -246,6 +246,7 @@ def test_the_default_budget_allows_no_spill_and_asks_for_nothing() -> None:
         "in_flight_bytes": 0,
         "warps": 0,
         "dram_bound": 0,
+        "tile_bytes": 0,
     }
 
 
@@ -253,7 +254,9 @@ def asking(field: str, text: str) -> Budget:
     return dataclasses.replace(Budget(), **{field: text})
 
 
-@pytest.mark.parametrize("field", ["load_bytes", "in_flight_bytes", "warps", "dram_bound"])
+@pytest.mark.parametrize(
+    "field", ["load_bytes", "in_flight_bytes", "warps", "dram_bound", "tile_bytes"]
+)
 class TestWhatABudgetAsksFor:
     def test_it_is_an_expression_over_the_choices(self, field: str) -> None:
         floors = changed(budget=asking(field, "2 * warps + 1")).budget.floors_of(VARIANT)

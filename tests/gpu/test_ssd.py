@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sonata_aot.aot.measure import mamba_opponent
 from sonata_aot.aot.measure.ssd_chunked import scan_in_chunks
 from sonata_aot.artifacts.errors import SonataError
-from sonata_aot.loader import Kernels
+from sonata_aot.loader import Kernels, direct
 from ssd_problems import (
     BOUNDS,
     DTYPES,
@@ -43,14 +44,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a call allocates is NaN before its kernels run."""
-    plain = torch.Tensor.new_empty
 
-    def new_empty(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = plain(self, *args, **kwargs)
-        made.view(torch.uint8).fill_(0xFF) if made.numel() else None
-        return made
+    def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
+        def new(*args: Any, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            made.view(torch.uint8).fill_(0xFF) if made.numel() else None
+            return made
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+        return new
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    if direct.empty is not None:
+        monkeypatch.setattr(direct, "empty", poisoned(direct.empty))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

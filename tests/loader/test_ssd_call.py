@@ -19,7 +19,7 @@ def test_every_parameter_of_the_plainest_call(call, ssd_artifacts):
     assert (shape, dtype) == ([2, 128, 4, 64], "bfloat16")
     assert [each[1] for each in made] == ["bfloat16", "uint8"]
     # Two tiles of 64 tokens; 10 of 16 blocks of C Bᵀ each.
-    cb, decay = 2 * 2 * 1 * 10 * 1024, 2 * 4 * 128 * 8
+    cb, decay = 2 * 2 * 1 * 10 * 1024, 2 * 4 * 128 * 12
     assert made[1][0] == [cb + decay]
     start = made[1][2]
     assert (prepare["kernel"], prepare["grid"]) == ("ssd_prepare", [4, 2, 1])

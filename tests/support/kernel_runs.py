@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ptx_machine import Buffer, Machine, Memory, Outcome
@@ -15,14 +15,16 @@ Case = tuple[str, str, Variant]
 
 
 class Kernel:
-    """A variant's PTX, parsed; may be run often."""
+    """A variant's PTX, changed by `edit` and parsed; may be run often."""
 
-    def __init__(self, artifacts: ArtifactSet, case: Case) -> None:
+    def __init__(
+        self, artifacts: ArtifactSet, case: Case, edit: Callable[[str], str] = str
+    ) -> None:
         (self.binary,) = (
             b for b in artifacts.manifest.binaries if (b.arch, b.kernel, b.variant) == case
         )
         self.declaration = builtin()[self.binary.kernel].declaration
-        self.machine = Machine(artifacts.read(self.binary.ptx).decode(), self.binary.entry)
+        self.machine = Machine(edit(artifacts.read(self.binary.ptx).decode()), self.binary.entry)
 
     def choice(self, name: str) -> int:
         """An integer choice, or 0 where the kernel has none of that name."""

@@ -7,10 +7,19 @@ from sonata_aot.artifacts import ArtifactSet, Binary
 from sonata_aot.artifacts.cubin import KernelCode, read_cubin
 from sonata_aot.artifacts.declaration import Variant
 
-__all__ = ["assert_fixed_order", "assert_quick", "innermost", "loops", "read_code"]
+__all__ = ["assert_fixed_order", "assert_quick", "innermost", "loops", "read_code", "sass"]
 
 # Arch, kernel, variant.
 Case = tuple[str, str, Variant]
+
+
+def sass(*lines: str) -> str:
+    """As nvdisasm writes it; a line that ends in a colon is a label."""
+    text, address = [".text.kernel:"], 0
+    for line in lines:
+        text.append(line if line.endswith(":") else f"        /*{address:04x}*/   {line} ;")
+        address += 0 if line.endswith(":") else 16
+    return "\n".join(text) + "\n"
 
 
 def read_code(

@@ -73,15 +73,16 @@ class Emulated:
                 data = _bytes(tensor)
                 buffer = memory.buffer(data, ssd_tensors.INPUTS[number])
                 places[number] = buffer.address + tensor.data_ptr() - data.ctypes.data
-        results = [x.new_empty(plan.out)]
+        results = [x.new_empty(plan.out.shape)]
         numbers = [ssd_plan.OUT]
         if plan.final is not None:
-            results.append(x.new_empty(plan.final, dtype=torch.float32))
+            results.append(x.new_empty(plan.final.shape, dtype=torch.float32))
             numbers.append(ssd_plan.FINAL)
         if plan.varlen is not None:
-            results.append(x.new_empty(plan.varlen))
+            results.append(x.new_empty(plan.varlen.shape))
             numbers.append(ssd_plan.VARLEN)
-        results.append(torch.empty(plan.workspace, dtype=torch.uint8))
+        size = 0 if plan.workspace is None else plan.workspace.shape[0]
+        results.append(torch.empty(size, dtype=torch.uint8))
         numbers.append(ssd_plan.WORKSPACE)
         for number, result in zip(numbers, results, strict=True):
             if result.numel():

@@ -1,0 +1,139 @@
+"""Counts what a block does for each tile of a kernel whose warps walk tiles in loops of their own.
+
+Nothing is known of the values that branches depend on, so there are two counts: along the least and
+along the most costly way through a loop. Neither enters a loop within, which is for what is rare,
+where there is a way around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .instructions import class_of, global_bytes, matrix_fmas, shared_bytes
+from .sass import Instruction, branches, loops, parse
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What all warps of a block do for a tile.
+
+    `shared_bytes` are as if no two lanes asked for the same; `global_bytes` come from a cache or
+    from DRAM.
+    """
+
+    instructions: int
+    matrix_fmas: int
+    shared_bytes: int
+    global_bytes: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block does for a tile, at least and at most.
+
+    `loops` are the outermost that multiply on tensor cores; each is taken to be walked by as many
+    of the block's warps as the others, a tile a trip. `dram_bytes` is the budget's `tile_bytes`.
+    """
+
+    loops: int
+    dram_bytes: int
+    least: Counts
+    most: Counts
+
+
+def per_tile(text: str, warps: int, dram_bytes: int) -> Tile | None:
+    """Of nvdisasm's output of one kernel and the warps of its blocks.
+
+    None where no bytes are said, no loop multiplies, or the products are not of 16-bit operands.
+    """
+    if not dram_bytes:
+        return None
+    instructions, targets, found = parse(text), branches(text), loops(text)
+    bodies = [
+        body
+        for start, end in _outermost(found)
+        if (body := [item for item in instructions if start <= item.address <= end])
+        and any(class_of(item) == "tensor" for item in body)
+    ]
+    if not bodies or any(matrix_fmas(body) is None for body in bodies):
+        return None
+    ways = [_Ways(body, targets, found) for body in bodies]
+
+    def counts(choose: Callable[[float, float], float]) -> Counts:
+        def total(cost: Callable[[Instruction], int]) -> int:
+            return sum(way.cost(cost, choose) for way in ways) * warps // len(ways)
+
+        return Counts(
+            instructions=total(lambda item: 1),
+            matrix_fmas=total(lambda item: matrix_fmas([item]) or 0),
+            shared_bytes=total(shared_bytes),
+            global_bytes=total(global_bytes),
+        )
+
+    return Tile(len(bodies), dram_bytes, least=counts(min), most=counts(max))
+
+
+def _outermost(found: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    # Of several branches back to one place the last ends the loop.
+    ends = dict(sorted(found))
+    return [
+        (start, end)
+        for start, end in ends.items()
+        if not any(other < start and end <= ends[other] for other in ends)
+    ]
+
+
+class _Ways:
+    """The ways through a loop, from its first instruction to a branch back to it."""
+
+    def __init__(
+        self,
+        body: Sequence[Instruction],
+        targets: Mapping[int, int],
+        found: Sequence[tuple[int, int]],
+    ) -> None:
+        self._body = body
+        self._places = {item.address: place for place, item in enumerate(body)}
+        self._targets = targets
+        first, last = body[0].address, body[-1].address
+        within = [(start, end) for start, end in found if first < start and end <= last]
+        self._rare = {
+            item.address
+            for item in body
+            if any(start <= item.address <= end for start, end in within)
+        }
+
+    def cost(
+        self, cost: Callable[[Instruction], int], choose: Callable[[float, float], float]
+    ) -> int:
+        """The sum of costs of the way that `choose`, min or max, prefers."""
+        found = self._sum(cost, choose, self._rare)
+        return int(self._sum(cost, choose, set()) if math.isnan(found) else found)
+
+    def _sum(
+        self,
+        cost: Callable[[Instruction], int],
+        choose: Callable[[float, float], float],
+        closed: set[int],
+    ) -> float:
+        # Up to each instruction; NaN where no way leads.
+        before = [0.0] + [math.nan] * len(self._body)
+        back = math.nan
+
+        def better(one: float, other: float) -> float:
+            return one if math.isnan(other) else other if math.isnan(one) else choose(one, other)
+
+        for place, item in enumerate(self._body):
+            if item.address in closed:
+                continue
+            so_far = before[place] + cost(item)
+            target = self._places.get(self._targets.get(item.address, -1))
+            if target == 0:
+                back = better(back, so_far)
+            elif target is not None and target > place:
+                before[target] = better(before[target], so_far)
+            if item.falls_through:
+                before[place + 1] = better(before[place + 1], so_far)
+        return back
