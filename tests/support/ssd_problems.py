@@ -15,8 +15,9 @@ torch: Any = pytest.importorskip("torch")
 
 NAN = float("nan")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
-# Relative L2 errors, of out and of states, that the scan keeps to; bfloat16's are Triton's.
-BOUNDS = {torch.bfloat16: (2.4e-3, 2.0e-3), torch.float16: (4e-4, 3.5e-4)}
+# Relative L2 errors, of out and of states. Rounding once gives 1.66e-3 in bfloat16; out may come of
+# three roundings that do not know of each other: of weights, of the state and of itself.
+BOUNDS = {torch.bfloat16: (2.9e-3, 2.0e-3), torch.float16: (4e-4, 3.5e-4)}
 # How much further off a result of few elements may be by chance.
 SMALL = 1.3
 
