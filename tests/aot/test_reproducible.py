@@ -75,6 +75,8 @@ def test_builds_are_byte_identical(built: Path, own_cache: Path, tmp_path: Path)
 def test_no_trace_of_the_machine(built: Path, warm_cache: Path) -> None:
     for name, data in contents(built).items():
         for trace in (str(built), str(warm_cache), os.getcwd(), os.uname().nodename, sys.prefix):
-            # As a word: a short name may be part of another, as vm is of NVVM.
+            # A short name stands in machine code by chance, and in text as a part of a word.
+            if len(trace) < 5 and name.endswith(".cubin"):
+                continue
             word = rb"(?<![0-9A-Za-z])" + re.escape(trace.encode()) + rb"(?![0-9A-Za-z])"
             assert not re.search(word, data), f"{trace} stands in {name}"
