@@ -234,9 +234,19 @@ def weights_until(pairs, a_end):
 
 def update(s, x_rows, b_rows, factors, masks, element):
     """Add 16 tokens to the state: x times B, weighted; `masks` of `counted`, or None for all."""
-    _, n_tiles, m_tiles = s.shape
-    operands = []
-    for first in range(0, n_tiles, 2):
+    n_tiles = s.shape[1]
+    # With masks a few columns at a time, as there are no registers for more.
+    some = n_tiles if masks is None else 2
+    for n in range(0, n_tiles, some):
+        columns = range(n, min(n + some, n_tiles))
+        update_columns(s, columns, x_rows, b_rows, factors, masks, element)
+
+
+def update_columns(s, columns, x_rows, b_rows, factors, masks, element):
+    """As `update`, of some tiles of columns."""
+    operands = {}
+    n_tiles = columns.stop
+    for first in range(columns.start, n_tiles, 2):
         count = 4 if first + 1 < n_tiles else 2
         words = load_matrices(b_rows, 16 * first, transposed=True, count=count)
         for tile in range(first, min(first + 2, n_tiles)):
@@ -245,12 +255,12 @@ def update(s, x_rows, b_rows, factors, masks, element):
                 low, high = unpack(words[2 * (tile - first) + half], element)
                 word = pack(low * factors[2 * half], high * factors[2 * half + 1], element)
                 scaled.append(word if masks is None else word & masks[half])
-            operands.append(scaled)
-    for m in range(m_tiles):
+            operands[tile] = scaled
+    for m in range(s.shape[2]):
         a = load_matrices(x_rows, 32 * m, transposed=True)
         if masks is not None:
             a = [word & masks[i // 2] for i, word in enumerate(a)]
-        for n in range(n_tiles):
+        for n in columns:
             total = mma(a, operands[n], [s[i, n, m] for i in range(4)], element)
             for i in range(4):
                 s[i, n, m] = total[i]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,4 +75,8 @@ def test_builds_are_byte_identical(built: Path, own_cache: Path, tmp_path: Path)
 def test_no_trace_of_the_machine(built: Path, warm_cache: Path) -> None:
     for name, data in contents(built).items():
         for trace in (str(built), str(warm_cache), os.getcwd(), os.uname().nodename, sys.prefix):
-            assert trace.encode() not in data, f"{trace} stands in {name}"
+            # A short name stands in machine code by chance, and in text as a part of a word.
+            if len(trace) < 5 and name.endswith(".cubin"):
+                continue
+            word = rb"(?<![0-9A-Za-z])" + re.escape(trace.encode()) + rb"(?![0-9A-Za-z])"
+            assert not re.search(word, data), f"{trace} stands in {name}"
