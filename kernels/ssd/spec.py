@@ -112,25 +112,30 @@ SCAN = Declaration(
         tile_warps="4",
     ),
 )
-# (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86.
+# (width, tile) by headdim and dstate: what fits the 99 KB that a block has on sm86, and into 168
+# registers a thread.
 _CUTS = {
     **{(headdim, dstate): (headdim, 64) for headdim in (32, 64) for dstate in DSTATES[:4]},
     **{(128, dstate): (64, 64) for dstate in DSTATES[:4]},
     **{(headdim, 256): (32, 32) for headdim in (32, 64, 128)},
-    **{(80, dstate): (80, 64) for dstate in DSTATES[:3]},
-    (80, 128): (80, 32),
+    **{(80, dstate): (80, 32) for dstate in DSTATES[:4]},
     (80, 256): (16, 32),
-    **{(96, dstate): (96, 64) for dstate in DSTATES[:3]},
+    **{(96, dstate): (96, 32) for dstate in DSTATES[:3]},
     (96, 128): (48, 64),
-    (96, 256): (48, 32),
+    (96, 256): (32, 32),
 }
+# Widths of those that would not do with the registers there are, if they mask sequences too.
+_PACKED_WIDTHS = {(128, 128): 32}
 # Three blocks of four warps a multiprocessor where only states are computed; else the registers
 # are worth more than a second block.
 _RESIDENT = "3 - 2 * max(outputs, packed)"
 
 
 def _scan(dtype: str, pair: tuple[int, int], packed: int, outputs: int, pdl: int) -> Variant:
-    values = (dtype, *pair, *_CUTS[pair], packed, outputs, pdl)
+    width, tile = _CUTS[pair]
+    if packed:
+        width = _PACKED_WIDTHS.get(pair, width)
+    values = (dtype, *pair, width, tile, packed, outputs, pdl)
     return dict(zip(_SCAN_CHOICES, values, strict=True))
 
 
