@@ -68,6 +68,8 @@ def set_version(tree: Path, package: str, version: str) -> None:
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of installed packages; this process knows them only during the test."""
     pytest.importorskip("torch")
+    # torch asks once whether there is triton, and must not ask while it is this one.
+    importlib.import_module("torch.utils._triton").has_triton_package()
     kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] in FAKES}
     forget()
     write(tmp_path, TREE)

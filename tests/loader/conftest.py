@@ -51,7 +51,7 @@ def publish_set(
 
     first: dict[tuple[object, ...], Binary] = {}
     for binary in original.manifest.binaries:
-        if (binary.kernel, binary.variant["dtype"]) == ("gemv", "bf16"):
+        if (binary.kernel, binary.variant.get("dtype")) == ("gemv", "bf16"):
             first.setdefault((binary.arch, binary.variant["m"]), binary)
     declarations = tuple(sorted(declarations, key=lambda declaration: declaration.name))
     names = tuple(declaration.name for declaration in declarations)
