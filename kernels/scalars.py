@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false
 
+import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
 FLOAT, BFLOAT, HALF = 0, 1, 2
@@ -125,3 +126,13 @@ def read_floats(address, wanted, offset=0, *, count=1):
         read_only_args=[address, Int32(wanted)],
     )
     return [found] if count == 1 else list(found)
+
+
+def bits(value):
+    """The same 32 bits, as a word."""
+    return value.bitcast(Uint32)
+
+
+def choose(condition, chosen, other):
+    """Give `chosen` where `condition` holds and `other` elsewhere, without a branch."""
+    return type(chosen)(cutlass.select_(condition, chosen, other))

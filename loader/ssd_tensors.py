@@ -68,11 +68,6 @@ class Layout(NamedTuple):
             for size, stride in zip(self.shape, self.strides, strict=True)
         )
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether all elements lie side by side, in order, from an aligned address on."""
-        return self.remainder <= 0 and self.inner_dense(0)
-
     def inner_dense(self, first: int) -> bool:
         """Whether the elements of the dimensions from `first` on lie side by side, in order."""
         step = 1

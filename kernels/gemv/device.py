@@ -58,7 +58,8 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
 from ..loads import CACHED, STREAMED, load_bits, load_vector
-from .fragments import VECTOR, WARP, Layout, select
+from ..scalars import choose
+from .fragments import VECTOR, WARP, Layout
 
 PIECE = 4096
 """Most bytes of `upcoming` that one thread asks for."""
@@ -139,7 +140,7 @@ def gemv(
 
     if cutlass.const_expr(pdl):
         # What the first round of loads takes needs no asking for.
-        loaded = select(asked < rows, Uint32(step * 16), Uint32(0))
+        loaded = choose(asked < rows, Uint32(step * 16), Uint32(0))
         ask(asked_row + Int64(loaded), Uint32(k) * 2, loaded, wanted & (constant != 0))
         cute.arch.griddepcontrol_wait()
     x_row, x_vector = layout.x_place(lane)
@@ -168,12 +169,12 @@ def gemv(
             if cutlass.const_expr(persistent):
                 # On in the row, or back to its start and down to the next tile's rows.
                 ends = first + step >= vectors
-                onward = select(ends, -Int32(first), Int32(step))
+                onward = choose(ends, -Int32(first), Int32(step))
                 position = Uint32(Int32(position) + onward)
                 x_position = Uint32(Int32(x_position) + onward)
                 x_address += Int64(onward) * 16
-                address += Int64(onward) * 16 + select(ends, row_bytes * rows, Int64(0))
-                rows_left = select(ends, rows_left - rows, rows_left)
+                address += Int64(onward) * 16 + choose(ends, row_bytes * rows, Int64(0))
+                rows_left = choose(ends, rows_left - rows, rows_left)
             else:
                 address += step * 16
                 x_address += step * 16
@@ -223,7 +224,7 @@ def ask_upcoming(upcoming, size):
     start = special("tid.x") * PIECE
     left = size - Int32(start)
     address = upcoming.toint() + Int64(special("ctaid.x")) * Int64(size) + Int64(start)
-    ask(address, Uint32(select(left < PIECE, left, Int32(PIECE))), Uint32(0), left > 0)
+    ask(address, Uint32(choose(left < PIECE, left, Int32(PIECE))), Uint32(0), left > 0)
 
 
 def ask(address, size, loaded, wanted):
@@ -292,4 +293,4 @@ def sum_over_warps(partials, warps, stride):
 
 def smaller(left, right):
     """The lesser of two, without a branch."""
-    return select(left < right, left, right)
+    return choose(left < right, left, right)

@@ -22,14 +22,14 @@ four lanes of a row, with those of its other parts, load a run of `64 * parts` b
 
 from dataclasses import dataclass
 
-import cutlass
-from cutlass import Float32, Uint32, cute
+from cutlass import Uint32, cute
+
+from ..scalars import choose
+from ..tensor_core import mma
 
 WARP = 32
 VECTOR = 8
 """Elements in 16 bytes, the unit of every load."""
-
-_MMA = {"BFloat16": "bf16", "Float16": "f16"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Layout:
                 else:
                     a = [weights[half + i, 2 * tile + r, u] for i in (0, 1) for r in (0, 1)]
                     b = [xs[half + i, 0, u] for i in (0, 1)]
-                total = _mma(a, b, [sums[i, tile] for i in range(4)], element)
+                total = mma(a, b, [sums[i, tile] for i in range(4)], element)
                 for i in range(4):
                     sums[i, tile] = total[i]
 
@@ -126,7 +126,7 @@ class Layout:
             lanes = self.parts // 2
             odd = group % 2 != 0
             values = [
-                select(odd, sums[2 * half + 1, tile], sums[2 * half, tile])
+                choose(odd, sums[2 * half + 1, tile], sums[2 * half, tile])
                 for tile in range(self.tiles)
                 for half in (0, 1)
             ]
@@ -155,9 +155,9 @@ def deal(values, masks, lane):
         upper = (lane & (mask & -mask)) != 0
         if len(values) % 2 == 0:
             half = len(values) // 2
-            kept = [select(upper, values[half + i], values[i]) for i in range(half)]
-            sent = [select(upper, values[i], values[half + i]) for i in range(half)]
-            first = first + select(upper, Uint32(half), Uint32(0))
+            kept = [choose(upper, values[half + i], values[i]) for i in range(half)]
+            sent = [choose(upper, values[i], values[half + i]) for i in range(half)]
+            first = first + choose(upper, Uint32(half), Uint32(0))
         else:
             kept = sent = values
             lower = (lane & (mask & -mask)) == 0
@@ -167,21 +167,3 @@ def deal(values, masks, lane):
             for mine, theirs in zip(kept, sent, strict=True)
         ]
     return values, first, single
-
-
-def select(condition, chosen, other):
-    """Give `chosen` where `condition` holds and `other` elsewhere, without a branch."""
-    return type(chosen)(cutlass.select_(condition, chosen, other))
-
-
-def _mma(a, b, c, element):
-    name = _MMA[element.__name__]
-    operands = [f"{{$r{i}}}" for i in range(10)]
-    return cute.arch.inline_ptx(
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 "
-        "{{$w0}, {$w1}, {$w2}, {$w3}}, "
-        f"{{{', '.join(operands[:4])}}}, {{{', '.join(operands[4:6])}}}, "
-        f"{{{', '.join(operands[6:])}}};",
-        write_only_types=[Float32] * 4,
-        read_only_args=[*a, *b, *c],
-    )

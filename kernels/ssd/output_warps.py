@@ -6,9 +6,9 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
+from ..scalars import choose
 from ..tensor_core import load_floats, thread_index
 from . import scan_output as output
-from .prepare import choose
 from .scan_output import BLOCK
 from .segment import READY, USED, next_stage
 from .shape import OWNERS, TURNS, WARP, slot

@@ -20,8 +20,7 @@ Grid ``(ceildiv(size, 4 * threads), heads, batch)``, four elements a thread.
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from ..scalars import load_pair, load_scalar, load_words, store_words
-from .prepare import bits, choose
+from ..scalars import bits, choose, load_pair, load_scalar, load_words, store_words
 
 
 @cute.kernel

@@ -36,7 +36,7 @@ import math
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from ..scalars import load_number, load_scalar, load_words, store_words
+from ..scalars import bits, choose, load_number, load_scalar, load_words, store_words
 from ..tensor_core import exp2, mma
 
 LOG2_E = math.log2(math.e)
@@ -260,13 +260,3 @@ def scan_max(value, lane, before):
         other = cute.arch.shuffle_sync_up(value, distance, mask_and_clamp=0)
         value = choose((lane >= distance) & (other > value), other, value)
     return choose(before > value, before, value)
-
-
-def bits(value):
-    """The same 32 bits, as a word."""
-    return value.bitcast(cutlass.Uint32)
-
-
-def choose(condition, chosen, other):
-    """Give `chosen` where `condition` holds and `other` elsewhere, without a branch."""
-    return type(chosen)(cutlass.select_(condition, chosen, other))

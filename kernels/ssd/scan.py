@@ -46,10 +46,9 @@ each tile, and may run a tile apart.
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import load_scalar
+from ..scalars import bits, choose, load_scalar
 from ..tensor_core import store_shared
 from .output_warps import write_outputs
-from .prepare import bits, choose
 from .segment import Segment
 from .shape import OWNERS, TURNS, WARP, Shape
 from .state_warps import carry_state

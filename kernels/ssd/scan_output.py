@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, Int64, cute
 
-from ..scalars import load_two, load_words, reload_words, store_words
+from ..scalars import choose, load_two, load_words, reload_words, store_words
 from ..tensor_core import (
     exp2,
     load_floats,
@@ -25,7 +25,7 @@ from ..tensor_core import (
     transpose_matrix,
     unpack,
 )
-from .prepare import LOG2_E, choose
+from .prepare import LOG2_E
 from .shape import WARP
 
 BLOCK = 1024

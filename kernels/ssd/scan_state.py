@@ -5,7 +5,7 @@
 
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ..scalars import load_number, load_pair, prefetch, store_words
+from ..scalars import bits, choose, load_number, load_pair, prefetch, store_words
 from ..tensor_core import (
     copy_async,
     exp2,
@@ -16,7 +16,6 @@ from ..tensor_core import (
     store_shared,
     unpack,
 )
-from .prepare import bits, choose
 from .shape import WARP, slot
 
 THREADS = 128

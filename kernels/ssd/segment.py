@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cutlass import Int32
 
-from .prepare import choose
+from ..scalars import choose
 from .shape import X_STAGES, Shape
 
 # Named barriers. Those between both sorts of warps have a number for even and one for odd tiles,

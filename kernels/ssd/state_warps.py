@@ -6,10 +6,9 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import store_words
+from ..scalars import bits, choose, store_words
 from ..tensor_core import commit_copies, exp2, load_floats, load_shared, wait_copies
 from . import scan_state as state
-from .prepare import bits, choose
 from .scan_state import NEVER
 from .segment import AMONG_STATES, READY, USED, next_stage
 from .shape import B_STAGES, OWNERS, STATE_WARPS, WARP

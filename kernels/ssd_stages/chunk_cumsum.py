@@ -26,7 +26,6 @@ HEADS = WARP
 WARPS = 8
 ROW = 4 * (HEADS + 1)
 """Bytes of a token's row of step sizes; the padding spreads a column over all banks."""
-SHARED_BYTES = 2 * TILE * ROW
 
 
 @cute.kernel

@@ -9,7 +9,8 @@ chunk into tiles of 64 tokens, whatever its size. A block has four warps.
 
 from cutlass import Int32, Int64, Uint32, cute
 
-from ..ssd.prepare import bits, choose, scan_sum, step_size
+from ..scalars import bits, choose
+from ..ssd.prepare import LOG2_E, scan_sum, step_size
 from ..tensor_core import copy_async, copy_number_async
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "step_size",
 ]
 
-LOG2_E = 1.4426950408889634
 WARP = 32
 WARPS = 4
 THREADS = WARP * WARPS
