@@ -136,3 +136,8 @@ def bits(value):
 def choose(condition, chosen, other):
     """Give `chosen` where `condition` holds and `other` elsewhere, without a branch."""
     return type(chosen)(cutlass.select_(condition, chosen, other))
+
+
+def pinned(value):
+    """The same value, which the compiler takes for another: neither shared nor computed anew."""
+    return cute.arch.shuffle_sync_bfly(value, 0)

@@ -249,11 +249,13 @@ class _Planning:
             "b": self._places["B"],
             "c": self._places["C"],
             "seq_idx": self._places["seq_idx"],
+            "x": self._places["x"],
             "batch": call.batch,
             "seqlen": call.seqlen,
             "tiles": tiles,
             "heads": call.heads,
             "groups": call.groups,
+            "channels": call.headdim,
             "dt_kind": self._kind("dt"),
             "bias_kind": self._kind("dt_bias"),
             "rates_kind": self._kind("A"),
@@ -265,6 +267,7 @@ class _Planning:
         values |= strides("b", ("batch", "token", "group"), self._steps["B"])
         values |= strides("c", ("batch", "token", "group"), self._steps["C"])
         values |= strides("seq", ("batch", "token"), self._steps["seq_idx"])
+        values |= strides("x", ("batch", "token", "head"), self._steps["x"])
         self._launches.add(prepare, values)
         return made
 

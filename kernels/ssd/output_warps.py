@@ -6,26 +6,28 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import choose
-from ..tensor_core import load_floats, thread_index
+from ..scalars import bits, choose, load_scalar
+from ..tensor_core import load_floats, store_shared, thread_index
 from . import scan_output as output
 from .scan_output import BLOCK
-from .segment import READY, USED, next_stage
+from .segment import AMONG_OUTPUTS, READY, USED, next_stage
 from .shape import OWNERS, TURNS, WARP, slot
 
 
 @cute.jit
-def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
+def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
     """Compute what a warp owns of each tile's out, and store it.
 
     `lanes`: a thread's lane, and the row and pair of columns that it has of 8x8 matrices. `c`, `z`
-    and `out`: pointer, and the strides of batch, token, and group or head.
+    and `out`: pointer, and the strides of batch, token, and group or head. `d`: pointer, dtype, and
+    the strides of head and channel. With `pdl`, `prepare` may still run at first.
     """
     shape, element, shared = segment.shape, segment.element, segment.shared
     first, count, seqlen, tile = segment.first, segment.count, segment.seqlen, shape.tile
     c, (c_batch, c_token, c_group) = c
     z, (z_batch, z_token, z_head) = z
     out, (out_batch, out_token, out_head) = out
+    d, d_kind, (d_head, d_channel) = d
     lane, group, t = lanes
     # Two sets of warps take tiles in turn. Of each a warp owns a block of 16 tokens, or the half
     # `part` of one.
@@ -46,10 +48,8 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
     out_from = out.toint() + 2 * (
         Int64(segment.batch) * out_batch + Int64(segment.head) * out_head + segment.channel
     )
-    # Where this lane finds its parts of the state, and of x as first operand.
+    # Where this lane finds its parts of the state.
     s_lanes = [shared + shape.s_start + slot(group, t ^ pair) * 16 for pair in (0, 2)]
-    x_lane = shared + (lane // 16 * 8 + lane % 8) * shape.x_row + lane // 8 % 2 * 16
-    d_column = shared + shape.d_start + group * 4
     y = cute.make_rmem_tensor((4, shape.halves, shape.channel_tiles), Float32)
     before = shape.row_blocks - 1
     cs = cute.make_rmem_tensor((4, shape.halves, shape.runs), Uint32)
@@ -65,22 +65,51 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
     s_stage = Uint32(turn * shape.s_stage)
     token = (first + turn) * tile + row_block * 16 + part * 8 + group
     cb_here = cb_from + cb_tile * (first + turn) + output.triangle_of(row_block)
-    # The last place has the block on the diagonal, and is loaded a tile ahead.
-    output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > turn, shape)
     if count > turn:
         c_rows = output.rows_of_c(c_from, c_token, token, seqlen, shape)
         for run in cutlass.range_constexpr(shape.runs):
             output.load_c(cs, run, c_rows, t, shape)
+    channel = warp * WARP + lane
+    factor = load_scalar(
+        d.toint(),
+        Int64(segment.head) * d_head + Int64(segment.channel + channel) * d_channel,
+        d_kind,
+        (channel < shape.width) & (d.toint() != 0),
+    )
+    if cutlass.const_expr(pdl):
+        cute.arch.griddepcontrol_wait()
+    # The last place has the block on the diagonal, and is loaded a tile ahead.
+    output.load_block(cbs, before, cb_here + Int64(row_block) * BLOCK, count > turn, shape)
+    if channel < shape.width:
+        store_shared(shared + shape.d_start + channel * 4, [bits(factor)])
+    cute.arch.barrier(barrier_id=AMONG_OUTPUTS, number_of_threads=OWNERS * TURNS * WARP)
+    if z.toint() != 0:
+        output.ask_for_rows(
+            z_from + Int64(token - group) * (z_token * 2),
+            z_token,
+            lane,
+            seqlen - token + group,
+            shape,
+        )
     for i in cutlass.range(turn, count, TURNS, unroll=1):
         more = i + TURNS < count
         # The other way round in this warp's next tile.
         next_block = before - row_block
         next_token = (first + i + TURNS) * tile + next_block * 16 + part * 8 + group
         c_rows = output.rows_of_c(c_from, c_token, next_token, seqlen, shape)
-        cb_next = cb_from + cb_tile * (first + i + TURNS) + output.triangle_of(next_block)
+        cb_next = cb_here + (
+            cb_tile * TURNS + output.triangle_of(next_block) - output.triangle_of(row_block)
+        )
         local = row_block * 16 + part * 8
         distance = local + group - 2 * t
-        x_rows = x_lane + Uint32(stage * shape.x_stage)
+        # Where it finds those of x, as first operand: found anew where masks take registers.
+        x_lane = thread_index() % WARP if packed else lane
+        x_rows = (
+            shared
+            + (x_lane // 16 * 8 + x_lane % 8) * shape.x_row
+            + x_lane // 8 % 2 * 16
+            + Uint32(stage * shape.x_stage)
+        )
         decay_stage = shared + Uint32(shape.decay_start + stage * shape.decay_stage)
         pairs = decay_stage + t * 16
         starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
@@ -125,6 +154,7 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
             ),
         )
         xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
+        d_column = shared + shape.d_start + thread_index() % WARP // 4 * 4
         output.add_dx(y, xs, d_column, own, part, element)
         # The decay up to the token before this row of blocks.
         reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
@@ -157,6 +187,15 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
                 seqlen - token,
                 element,
             )
+            # Else the next tile's would come from memory only when they are used.
+            following = next_token - group
+            output.ask_for_rows(
+                z_from + Int64(following) * (z_token * 2),
+                z_token,
+                thread_index() % WARP,
+                seqlen - following,
+                shape,
+            )
         # Stored in the next tile's long stretch.
         output.round_out(words, y, element)
         out_at = out_from + Int64(token) * (out_token * 2)
@@ -164,7 +203,6 @@ def write_outputs(segment, warp, lanes, c, z, out, cb, starts, packed):
         row_block = next_block
         cb_here = cb_next
         stage = next_stage(next_stage(stage))
-    # Without masks the loop takes all registers: asked for anew, this need not be kept in one.
-    if cutlass.const_expr(not packed):
-        t = thread_index() % 4
+    # The loop takes all registers: asked for anew, this need not be kept in one.
+    t = thread_index() % 4
     output.Rows(words, out_at, out_token * 16, out_left, t).store(shape)

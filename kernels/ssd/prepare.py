@@ -7,7 +7,9 @@ side by side, other strides count elements:
 - ``dt_bias``  ``(heads,)`` of dtype ``bias_kind``, or null;
 - ``rates``    ``(heads,)``, called A elsewhere, of dtype ``rates_kind``; none positive;
 - ``b``, ``c`` ``(batch, seqlen, groups, dstate)``, 16-bit, rows aligned to 16 bytes;
-- ``seq_idx``  ``(batch, seqlen)`` i32, or null: which sequence a token belongs to.
+- ``seq_idx``  ``(batch, seqlen)`` i32, or null: which sequence a token belongs to;
+- ``x``        ``(batch, seqlen, heads, channels)``, 16-bit: not read, but the L2 is asked for the
+  first `ASKED` tiles of it, with which the scan begins. With ``pdl`` that does so itself.
 
 Made are, with the sums of C Bᵀ and of decays in fp32:
 
@@ -34,13 +36,15 @@ Blocks ``(batch * tiles, groups + ceildiv(heads, triangle), 1)`` of ``triangle``
 import math
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import bits, choose, load_number, load_scalar, load_words, store_words
-from ..tensor_core import exp2, mma
+from ..scalars import bits, choose, load_number, load_scalar, load_words, prefetch, store_words
+from ..tensor_core import exp2, mma, reciprocal
 
 LOG2_E = math.log2(math.e)
 WARP = 32
+ASKED = 2
+"""Tiles of x that the L2 is asked for."""
 
 
 @cute.kernel
@@ -51,6 +55,7 @@ def ssd_prepare(
     b: cute.Pointer,
     c: cute.Pointer,
     seq_idx: cute.Pointer,
+    x: cute.Pointer,
     cb: cute.Pointer,
     decay: cute.Pointer,
     starts: cute.Pointer,
@@ -59,6 +64,7 @@ def ssd_prepare(
     tiles: Int32,
     heads: Int32,
     groups: Int32,
+    channels: Int32,
     dt_kind: Int32,
     bias_kind: Int32,
     rates_kind: Int32,
@@ -76,6 +82,9 @@ def ssd_prepare(
     c_group: Int64,
     seq_batch: Int64,
     seq_token: Int64,
+    x_batch: Int64,
+    x_token: Int64,
+    x_head: Int64,
     *,
     dstate: cutlass.Constexpr,
     tile: cutlass.Constexpr,
@@ -92,8 +101,9 @@ def ssd_prepare(
     warp = cute.arch.make_warp_uniform(thread // WARP)
     place = Int32(cute.arch.block_idx()[0])
     role = Int32(cute.arch.block_idx()[1])
-    this_batch = place // tiles
-    this_tile = place % tiles
+    # Unsigned, which takes less.
+    this_batch = Int32(Uint32(place) // Uint32(tiles))
+    this_tile = place - this_batch * tiles
     first = this_tile * tile
     if role < groups:
         group, t = lane // 4, lane % 4
@@ -109,6 +119,15 @@ def ssd_prepare(
         together = min(runs, 2)
         sums = cute.make_rmem_tensor((4, 2), Float32)
         sums.fill(0.0)
+        # What is not loaded at once, asked for at once: it comes from memory, after some waiting.
+        for part in cutlass.range_constexpr(together, runs, together):
+            for rows, rows_left in (
+                (rows_of(c_row, c_token), seqlen - row),
+                (rows_of(b_row, b_token), seqlen - column),
+            ):
+                for half, row_at in enumerate(rows):
+                    # Where the part ends, since it may start in the line before.
+                    prefetch(row_at + 64 * (part + 1), (t == 3) & (rows_left > 8 * half))
         # Not all of dstate at once, so that more warps fit.
         for part in cutlass.range(0, runs, together, unroll=1):
             add_products(
@@ -136,16 +155,28 @@ def ssd_prepare(
         kept = cute.make_rmem_tensor((2, tile // WARP), Float32)
         place_out = (Int64(this_batch) * heads + head) * tiles + this_tile
         decays = decay.toint() + place_out * (12 * tile)
+        # All that is read, before anything is made of it.
+        read = []
         for chunk in cutlass.range_constexpr(tile // WARP):
             token = first + chunk * WARP + lane
             inside = known & (token < seqlen)
             index = Int64(this_batch) * dt_batch + Int64(token) * dt_token + Int64(head) * dt_head
-            step = step_size(
-                load_scalar(dt.toint(), index, dt_kind, inside) + bias, softplus, low, high
+            value = load_scalar(dt.toint(), index, dt_kind, inside)
+            found = sequences(seq_idx, this_batch, token, inside, (seq_batch, seq_token))
+            read.append((inside, value, found))
+        if cutlass.const_expr(not pdl):
+            row = x.toint() + 2 * (
+                Int64(this_batch) * x_batch + Int64(first + lane) * x_token + Int64(head) * x_head
             )
-            sequence, previous = sequences(
-                seq_idx, this_batch, token, inside, (seq_batch, seq_token)
-            )
+            for line in cutlass.range(0, -(-channels // 64), 1, unroll=1):
+                for chunk in cutlass.range_constexpr(tile // WARP):
+                    prefetch(
+                        row + Int64(chunk * WARP) * (x_token * 2) + Int64(line) * 128,
+                        (this_tile < ASKED) & known & (first + chunk * WARP + lane < seqlen),
+                    )
+        for chunk in cutlass.range_constexpr(tile // WARP):
+            inside, value, (sequence, previous) = read[chunk]
+            step = step_size(value + bias, softplus, low, high)
             counted = inside & (sequence >= 0)
             step = choose(counted, step, Float32(0.0))
             padding = Int32(inside & (sequence < 0))
@@ -235,7 +266,7 @@ def step_size(value, softplus, low, high):
     """
     size = choose(value < 0.0, value, -value)
     u = exp2(size * LOG2_E)
-    s = u / (u + 2.0)
+    s = u * reciprocal(u + 2.0)
     square = s * s
     series = Float32(1.0 / 17)
     for term in range(15, 0, -2):

@@ -46,17 +46,11 @@ each tile, and may run a tile apart.
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import bits, choose, load_scalar
-from ..tensor_core import store_shared
+from ..scalars import choose, pinned
 from .output_warps import write_outputs
 from .segment import Segment
-from .shape import OWNERS, TURNS, WARP, Shape
+from .shape import OWNERS, STATE_WARPS, TURNS, WARP, Shape
 from .state_warps import carry_state
-
-
-def pinned(value):
-    """The same value, which is kept and not computed anew where it is used."""
-    return cute.arch.shuffle_sync_bfly(value, 0)
 
 
 @cute.kernel
@@ -120,7 +114,7 @@ def ssd_scan(
 ):
     """Scan one segment of one head, or ``width`` channels of it.
 
-    Grid ``(headdim / width * heads * segments * batch, 1, 1)``, blocks of `Shape.threads`, and
+    Grid ``(segments * batch, headdim / width * heads, 1)``, blocks of `Shape.threads`, and
     `Shape.shared_bytes` of dynamic shared memory.
     """
     shape = Shape(headdim, dstate, width, tile, outputs)
@@ -128,35 +122,22 @@ def ssd_scan(
     lane = thread % WARP
     warp = cute.arch.make_warp_uniform(thread // WARP)
     group, t = lane // 4, lane % 4
-    place = Int32(cute.arch.block_idx()[0])
-    channel = place % shape.slices * width
-    place = place // shape.slices
-    head = place % heads
-    place = place // heads
-    number = place % segments
-    this_batch = place // segments
-    group_of_head = head // group_heads
+    this_batch, number = Int32(cute.arch.block_idx()[0]), Int32(0)
+    place = Int32(cute.arch.block_idx()[1])
+    head, channel = place // shape.slices, place % shape.slices * width
+    # Divisions take long, and everything waits for these.
+    if segments > 1:
+        number = this_batch % segments
+        this_batch = this_batch // segments
+    group_of_head = Int32(0)
+    if groups > 1:
+        group_of_head = head // group_heads
     first = number * segment_tiles
     count = choose(tiles - first < segment_tiles, tiles - first, segment_tiles)
     count = choose(count < 0, Int32(0), count)
 
     shared = pinned(Uint32(cute.arch.get_dyn_smem(Float32).toint()))
     output_warps = OWNERS * TURNS * outputs
-    if cutlass.const_expr(pdl):
-        cute.arch.griddepcontrol_wait()
-    if cutlass.const_expr(outputs):
-        for step in cutlass.range_constexpr(-(-width // shape.threads)):
-            index = thread + shape.threads * step
-            if index < width:
-                value = load_scalar(
-                    d.toint(),
-                    Int64(head) * d_head + Int64(channel + index) * d_channel,
-                    d_kind,
-                    d.toint() != 0,
-                )
-                store_shared(shared + shape.d_start + index * 4, [bits(value)])
-    cute.arch.sync_threads()
-
     segment = Segment(
         shape=shape,
         element=x.dtype,
@@ -183,15 +164,18 @@ def ssd_scan(
             (c, (c_batch, c_token, c_group)),
             (z, (z_batch, z_token, z_head)),
             (out, (out_batch, out_token, out_head)),
+            (d, d_kind, (d_head, d_channel)),
             cb,
             starts,
             packed,
+            pdl,
         )
     else:
         carry_state(
             segment,
             warp - output_warps,
-            thread - output_warps * WARP,
+            # With fewer bits than in a difference, which could be negative.
+            thread & (STATE_WARPS * WARP - 1),
             (lane, group, t),
             (x, (x_batch, x_token, x_head)),
             (b, (b_batch, b_token, b_group)),
@@ -203,4 +187,5 @@ def ssd_scan(
             (cu_seqlens, end_states, sequences),
             packed,
             outputs,
+            pdl,
         )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, Int64, cute
 
-from ..scalars import choose, load_two, load_words, reload_words, store_words
+from ..scalars import choose, load_two, load_words, prefetch, reload_words, store_words
 from ..tensor_core import (
     exp2,
     load_floats,
@@ -365,6 +365,17 @@ def gate(y, address, eight_rows, t, left, element):
                     place = (2 * row + i, half, m)
                     y[place] = y[place] * value * reciprocal(1.0 + exp2(value * -LOG2_E))
         address = address + eight_rows
+
+
+def ask_for_rows(address, stride, lane, left, shape):
+    """Ask the L2 for the rows of z of one warp, of which `left` are left."""
+    rows, lines = 8 * shape.halves, -(-shape.width // 64)
+    for first in range(0, rows * lines, WARP):
+        place = first + lane
+        row, line = place % rows, place // rows
+        prefetch(
+            address + Int64(row) * (stride * 2) + Int64(line * 128), (row < left) & (line < lines)
+        )
 
 
 def round_out(words, y, element):

@@ -31,11 +31,10 @@ def row_source(tensor, strides, batch, head, thread, chunks):
     return tensor + 2 * index + Int64(thread % chunks * 16)
 
 
-def copy_tile(shape, shared, thread, stage, b_stage, token, left, x, b, decay_from, starts):
-    """Start copying the tile from `token` on; rows past the `left` ones become zero.
+def copy_inputs(shape, shared, thread, stage, b_stage, token, left, x, b):
+    """Start copying x and B of the tile from `token` on; rows past the `left` ones become zero.
 
     `left` is None if the tile is whole. `x` and `b`: `row_source` and the stride of tokens.
-    `starts`: where they are, and whether there are any, or None.
     """
     copy_rows(
         x,
@@ -59,6 +58,13 @@ def copy_tile(shape, shared, thread, stage, b_stage, token, left, x, b, decay_fr
         shape.dstate // 8,
         shape.b_row,
     )
+
+
+def copy_prepared(shape, shared, thread, stage, token, decay_from, starts):
+    """Start copying what `prepare` has made of the tile from `token` on.
+
+    `starts`: where they are, and whether there are any, or None.
+    """
     copy_async(
         shared + Uint32(shape.decay_start + stage * shape.decay_stage + thread * 16),
         decay_from + (Int64(token) * 12 + Int64(thread) * 16),
@@ -76,20 +82,17 @@ def copy_tile(shape, shared, thread, stage, b_stage, token, left, x, b, decay_fr
         )
 
 
-def prefetch_tile(shape, thread, token, seqlen, x, b, first_head):
-    """Ask the L2 for a tile's rows of x and B, which come from memory else only when copied."""
-    # One block asks for B, which all heads of a group read.
-    for (source, stride), lines, mine in (
-        (x, -(-shape.width // 64), True),
-        (b, -(-shape.dstate // 64), first_head),
-    ):
-        for turn in range(-(-shape.tile * lines // THREADS)):
-            line = thread + turn * THREADS
-            row = token + line // lines
-            prefetch(
-                source + Int64(row) * (stride * 2) + Int64(line % lines * 128),
-                (row < seqlen) & (line < shape.tile * lines) & mine,
-            )
+def prefetch_rows(shape, thread, token, seqlen, rows, width, wanted):
+    """Ask the L2 for a tile of `rows`, their address and stride, of so many 16-bit elements."""
+    source, stride = rows
+    lines = -(-width // 64)
+    for turn in range(-(-shape.tile * lines // THREADS)):
+        line = thread + turn * THREADS
+        row = token + line // lines
+        prefetch(
+            source + Int64(row) * (stride * 2) + Int64(line % lines * 128),
+            (row < seqlen) & (line < shape.tile * lines) & wanted,
+        )
 
 
 def copy_rows(source, stage, thread, token, left, rows, chunks, filled, row_bytes):

@@ -15,6 +15,7 @@ from .shape import X_STAGES, Shape
 AMONG_STATES = 1
 USED = 2
 READY = 4
+AMONG_OUTPUTS = 12
 
 
 class Segment(NamedTuple):

@@ -6,7 +6,7 @@
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import bits, choose, store_words
+from ..scalars import bits, choose, pinned, store_words
 from ..tensor_core import commit_copies, exp2, load_floats, load_shared, wait_copies
 from . import scan_state as state
 from .scan_state import NEVER
@@ -33,8 +33,11 @@ def carry_state(
     ends,
     packed,
     outputs,
+    pdl,
 ):
     """Copy tiles, take a warp's part of the state through them, and store states.
+
+    With `pdl`, `prepare` may still run at first, but nothing before it.
 
     `x` and `b`: pointer, and the strides of batch, token, and head or group. `initial`: pointer,
     dtype and strides of batch, segment and head; `final` the same without dtype. `ends`: pointers
@@ -79,7 +82,7 @@ def carry_state(
     starts_from = starts.toint() + Int64(segment.batch) * segment.tiles * (4 * tile)
     has_starts = (starts.toint() != 0) if packed else None
     if count > 0:
-        state.copy_tile(
+        state.copy_inputs(
             shape,
             shared,
             own_thread,
@@ -89,6 +92,26 @@ def carry_state(
             seqlen - first * tile,
             (x_from, x_token),
             (b_from, b_token),
+        )
+    for later in cutlass.range_constexpr(1, AHEAD):
+        state.prefetch_rows(
+            shape,
+            own_thread,
+            (first + later) * tile,
+            seqlen,
+            (x_lines, x_token),
+            shape.width,
+            True,
+        )
+    if cutlass.const_expr(pdl):
+        cute.arch.griddepcontrol_wait()
+    if count > 0:
+        state.copy_prepared(
+            shape,
+            shared,
+            own_thread,
+            Int32(0),
+            first * tile,
             decay_from,
             (starts_from, has_starts),
         )
@@ -145,45 +168,53 @@ def carry_state(
                     barrier_id=READY + 2 * reader + i % 2, number_of_threads=5 * WARP
                 )
         cute.arch.barrier(barrier_id=AMONG_STATES, number_of_threads=STATE_WARPS * WARP)
-        state.prefetch_tile(
-            shape,
-            own_thread,
-            (first + i + AHEAD) * tile,
-            seqlen,
-            (x_lines, x_token),
-            (b_lines, b_token),
-            (segment.head == segment.group * segment.group_heads) & (segment.channel == 0),
+        # Where registers are scarce, places to copy are found anew for each tile.
+        copier = pinned(own_thread) if tile == 32 or packed else own_thread
+        # Else x and B would come from memory only when they are copied. All heads of a group read
+        # its B, so one block asks.
+        later_token = (first + i + AHEAD) * tile
+        state.prefetch_rows(
+            shape, copier, later_token, seqlen, (x_lines, x_token), shape.width, True
+        )
+        asks_for_b = (segment.head == segment.group * segment.group_heads) & (segment.channel == 0)
+        state.prefetch_rows(
+            shape, copier, later_token, seqlen, (b_lines, b_token), dstate, asks_for_b
         )
         if i + 1 < count:
             next_token = (first + i + 1) * tile
             if next_token + tile <= seqlen:
-                state.copy_tile(
+                state.copy_inputs(
                     shape,
                     shared,
-                    own_thread,
+                    copier,
                     next_stage(stage),
                     (i + 1) % B_STAGES,
                     next_token,
                     None,
                     (x_from, x_token),
                     (b_from, b_token),
-                    decay_from,
-                    (starts_from, has_starts),
                 )
             else:
-                state.copy_tile(
+                state.copy_inputs(
                     shape,
                     shared,
-                    own_thread,
+                    copier,
                     next_stage(stage),
                     (i + 1) % B_STAGES,
                     next_token,
                     seqlen - next_token,
                     (x_from, x_token),
                     (b_from, b_token),
-                    decay_from,
-                    (starts_from, has_starts),
                 )
+            state.copy_prepared(
+                shape,
+                shared,
+                copier,
+                next_stage(stage),
+                next_token,
+                decay_from,
+                (starts_from, has_starts),
+            )
         commit_copies()
         a_last = load_floats(decay_stage, 8 * tile - 8, count=1)[0]
         start = Int32(-1)
@@ -263,22 +294,22 @@ def carry_state(
                     element,
                 )
         stage = next_stage(stage)
+    # One of its own, so that nothing that was made of the other is kept until here.
+    head = pinned(segment.head)
+    column = column + 2 * t
     if (final.toint() != 0) & ((final_segment >= 0) | (segment.number == segment.segments - 1)):
         entry = (
             Int64(segment.batch) * final_batch
             + choose(final_segment >= 0, Int64(segment.number) * final_segment, Int64(0))
-            + Int64(segment.head) * final_head
+            + Int64(head) * final_head
             + Int64(segment.channel + group) * dstate
-            + (column + 2 * t)
+            + column
         )
-        state.store_state(s, final.toint() + entry * 4, column + 2 * t, dstate)
+        state.store_state(s, final.toint() + entry * 4, column, dstate)
     if (totals.toint() != 0) & (own_thread == 0) & (segment.channel == 0):
         address = (
             totals.toint()
-            + (
-                (Int64(segment.batch) * segment.segments + segment.number) * segment.heads
-                + segment.head
-            )
+            + ((Int64(segment.batch) * segment.segments + segment.number) * segment.heads + head)
             * 4
         )
         store_words(address, [bits(choose(ended == 0, exp2(total), Float32(-1.0)))], True)

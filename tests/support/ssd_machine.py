@@ -231,8 +231,9 @@ class _Run:
             "rates": self._at("A"),
             "b": self._at("B"),
             "c": self._at("C"),
-            **{n: self._at(n) for n in ("dt", "dt_bias", "seq_idx", "cb", "decay", "starts")},
+            **{n: self._at(n) for n in ("dt", "dt_bias", "seq_idx", "x", "cb", "decay", "starts")},
             **self._common(),
+            "channels": self._headdim,
             **{f"{n}_kind": self._kind(n) for n in ("dt",)},
             "bias_kind": self._kind("dt_bias"),
             "rates_kind": self._kind("A"),
@@ -243,6 +244,7 @@ class _Run:
             **self._steps("B", "b", "batch", "token", "group"),
             **self._steps("C", "c", "batch", "token", "group"),
             **self._steps("seq_idx", "seq", "batch", "token"),
+            **self._steps("x", "x", "batch", "token", "head"),
         }
         kernel = self._launcher.kernel("ssd_prepare", **self._sizes, tile=self._tile)
         kernel.run(self._memory, values, **self._options)
