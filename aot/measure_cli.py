@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,6 +34,17 @@ _archs = click.option(
     "Default: what suits the GPU best.",
 )
 _json = click.option("--json", "json_file", type=FILE, help="Write the results to this file.")
+
+
+class _Percent(click.FloatRange):
+    """A number within bounds, which NaN passes otherwise."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """The number."""
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not a number", param, ctx)
+        return found
 
 
 @click.group()
@@ -189,7 +202,7 @@ def tune() -> None:
 @_shape
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0, 100),
+    type=_Percent(0, 100),
     default=1.0,
     show_default=True,
     metavar="PERCENT",

@@ -94,6 +94,7 @@ def test_without_torch_it_says_how_to_install_it(
         (["tune", "gemv", "--arch", "sm90", "--shape", "x"], "shape"),
         (["tune", "gemv", "--arch", "sm90", "--model", "h100"], "a10g"),
         (["tune", "gemv", "--arch", "sm90", "--tolerance", "-1"], "-1"),
+        (["tune", "gemv", "--arch", "sm90", "--tolerance", "nan"], "nan"),
     ],
 )
 def test_usage_errors_come_before_anything_is_measured(
