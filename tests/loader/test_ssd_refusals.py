@@ -55,6 +55,13 @@ REFUSED = {
     "call(dt_limit=3)": (ARGUMENT, "dt_limit is 3", "two floats"),
     "call(dt_limit=('a', 'b'))": (ARGUMENT, "dt_limit is ('a', 'b')"),
     "call(dt_limit=([], {}))": (ARGUMENT, "dt_limit is ([], {})"),
+    "call(dt_limit=(10**400, 1))": (ARGUMENT, "dt_limit is (1000", "lower limit first"),
+    "call(dt_limit=(torch.zeros(1), 1))": (ARGUMENT, "dt_limit is (tensor([0.]), 1)"),
+    "call(chunk_size=True)": (ARGUMENT, "chunk_size is True"),
+    # Their values may change, while what was planned for them does not.
+    "call(dt_softplus=torch.ones(1))": (ARGUMENT, "dt_softplus is tensor([1.])", "True or False"),
+    "call(return_final_states=torch.ones(2))": (ARGUMENT, "return_final_states is tensor"),
+    "call(return_varlen_states=torch.ones(2))": (ARGUMENT, "return_varlen_states is tensor"),
     "call(sizes=dict(p=48))": (
         "VariantMissing",
         "headdim=48 dstate=128",
@@ -108,6 +115,8 @@ def test_a_refusal_is_not_forgotten(recorder, ssd_artifacts):
         "call(D=tensor(3))": (ARGUMENT, "D has shape"),
         "call(D=tensor(3), chunk_size=256)": (ARGUMENT, "D has shape"),
         "(call(), call(chunk_size=-1))": (ARGUMENT, "chunk_size is -1"),
+        "(call(), call(chunk_size=256.0))": (ARGUMENT, "chunk_size is 256.0"),
+        "(call(chunk_size=1), call(chunk_size=True))": (ARGUMENT, "chunk_size is True"),
         "(call('D'), call(D=tensor(4, address=0)))": (ARGUMENT, "D has no memory"),
         "(call('z'), call(z=tensor(2, 128, 4, 64, negated=True)))": (ARGUMENT, "negated"),
     }
