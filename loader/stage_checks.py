@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.errors import ArgumentError
-from .ssd_tensors import two_limits
+from .ssd_tensors import UNREADABLE, two_limits
 
 Shape = tuple[int, ...]
 
@@ -82,11 +82,16 @@ class Check:
         elif device != self.device:
             first, other = self._first
             self.fail(f"{name} is on {tensor.device}, {first} on {other.device}", "move one")
-        if tensor.data_ptr() == 0 and tensor.numel():
+        try:
+            address = tensor.data_ptr()
+        except UNREADABLE as error:
+            reason = str(error).strip().partition("\n")[0]
+            self.fail(f"{name} cannot be read: {reason}", "pass a plain tensor")
+        if address == 0 and tensor.numel():
             self.fail(f"{name} has no memory: a fake tensor, or freed storage", "pass a real one")
         if tensor.is_neg():
             self.fail(f"{name} is a negated view", f"pass {name}.resolve_neg()")
-        if tensor.data_ptr() % tensor.element_size():
+        if address % tensor.element_size():
             self.fail(f"{name} starts between two elements", "pass an aligned tensor")
         if tensor.requires_grad and torch.is_grad_enabled():
             self.fail(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+from sonata_aot.kernels import builtin
+from sonata_aot.loader.ssd_plan import DSTATES, HEADDIMS
 from ssd_launches import ENVIRONMENT, SETUP
 
 ARGUMENT = "ArgumentError"
@@ -62,13 +66,21 @@ REFUSED = {
     "call(dt_softplus=torch.ones(1))": (ARGUMENT, "dt_softplus is tensor([1.])", "True or False"),
     "call(return_final_states=torch.ones(2))": (ARGUMENT, "return_final_states is tensor"),
     "call(return_varlen_states=torch.ones(2))": (ARGUMENT, "return_varlen_states is tensor"),
-    "call(sizes=dict(p=48))": (
+    "call(sizes=dict(p=96))": (
         "VariantMissing",
-        "headdim=48 dstate=128",
+        "headdim=96 dstate=128",
         "64x128, 128x16",
         "sonata-aot build --all",
         "--kernel ssd_scan",
     ),
+    # No build has these.
+    "call(sizes=dict(p=48))": (
+        "VariantMissing",
+        "headdim=48 dstate=128",
+        "64x128, 128x16",
+        "kernels for headdim 32, 64, 80, 96 or 128 and dstate 16, 32, 64, 128 or 256",
+    ),
+    "call(sizes=dict(n=48))": ("VariantMissing", "headdim=64 dstate=48", "kernels for headdim 32"),
     "call(sizes=dict(dtype=torch.float16, p=128, n=16))": (
         "VariantMissing",
         "f16",
@@ -121,6 +133,12 @@ def test_a_refusal_is_not_forgotten(recorder, ssd_artifacts):
         "(call('z'), call(z=tensor(2, 128, 4, 64, negated=True)))": (ARGUMENT, "negated"),
     }
     recorder.refused(ssd_artifacts, cases, SETUP, env=ENVIRONMENT)
+
+
+def test_the_sizes_that_are_named_are_those_that_can_be_built():
+    variants = builtin()["ssd_scan"].variants
+    pairs = {(variant["headdim"], variant["dstate"]) for variant in variants}
+    assert pairs == set(itertools.product(HEADDIMS, DSTATES))
 
 
 def test_artifacts_without_the_kernels_say_so(recorder, build_cases):

@@ -216,6 +216,16 @@ def test_memory_that_a_kernel_cannot_read(
         stages.chunk_state(**given | {"x": change(given["x"])})
 
 
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
+def test_tensors_of_a_transform_are_refused(stages: Stages, transform: Any) -> None:
+    given = arguments("chunk_cumsum")
+    dt = torch.stack([given.pop("dt")])
+    with pytest.raises(ArgumentError, match=r"^chunk_cumsum: dt cannot be read: "):
+        transform(lambda part: stages.chunk_cumsum(part, **given))(
+            dt if transform is torch.func.vmap else dt[0]
+        )
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors_are_refused(stages: Stages, layout: torch.layout) -> None:
