@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..artifacts.errors import StoreError
 from ..artifacts.places import default_artifacts
+from . import result_files
 from .options import DIRECTORY, FILE
 
 # Only what `--help` needs is imported above: what measures imports torch.
@@ -32,6 +34,17 @@ _archs = click.option(
     "Default: what suits the GPU best.",
 )
 _json = click.option("--json", "json_file", type=FILE, help="Write the results to this file.")
+
+
+class _Percent(click.FloatRange):
+    """A number within bounds, which NaN passes otherwise."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """The number."""
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not a number", param, ctx)
+        return found
 
 
 @click.group()
@@ -89,7 +102,7 @@ def bench_gemv(
     machine = gpu.machine()
     from .measure import gemv
 
-    _require_writable(json_file, picture)
+    result_files.require_writable(json_file, picture)
     plan = gemv.Plan(
         shapes=sizes,
         batches=batches or DEFAULT_BATCHES,
@@ -162,7 +175,7 @@ def bench_ssd(
     machine = gpu.machine()
     from .measure import ssd, ssd_first_call
 
-    _require_writable(json_file, picture)
+    result_files.require_writable(json_file, picture)
     directory = directory or default_artifacts()
     if first_call:
         records = ssd_first_call.run(directory, archs, _note, alone=alone)
@@ -189,7 +202,7 @@ def tune() -> None:
 @_shape
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0, 100),
+    type=_Percent(0, 100),
     default=1.0,
     show_default=True,
     metavar="PERCENT",
@@ -248,6 +261,8 @@ def tune_gemv(
     from .measure import gpu
     from .measure.shapes import DEFAULT_SHAPES, Shape
 
+    if measured is not None and (shapes or json_file):
+        raise click.UsageError("--measured goes with neither --shape nor --json")
     arch = Arch.parse(arch).name
     sizes = [Shape.parse(text) for text in shapes] or DEFAULT_SHAPES
     directory = directory or default_artifacts()
@@ -255,9 +270,10 @@ def tune_gemv(
         gpu.machine()  # what is missing is said before anything that needs torch is imported
     from .measure import tune as run
 
-    _require_writable(json_file, out)
+    result_files.require_writable(json_file, out, known=measured)
     if measured is not None:
         raw = run.Raw.read(measured)
+        raw.require_arch(arch, measured)
     else:
         raw = run.Raw()
         try:
@@ -279,18 +295,5 @@ def _note(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _require_writable(*files: Path | None) -> None:
-    """Say now, and not after minutes of measuring, that a file cannot be written."""
-    for path in files:
-        if path is not None:
-            _write(path, "", "a")
-
-
-def _write(path: Path, text: str, mode: str = "w") -> None:
-    try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}: {error.strerror}", remedy="name a file that can be written"
-        ) from None
+def _write(path: Path, text: str) -> None:
+    result_files.write(path, text.encode("utf-8"))

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sonata_aot.aot import result_files
 from sonata_aot.aot.measure import gpu
 from sonata_aot.artifacts import open_artifacts
 
@@ -51,7 +52,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     records = [{**record, "launcher": digest} for record in content["records"]]
     content = {**content, "records": records}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    result_files.write(path, (json.dumps(content, indent=1) + "\n").encode("utf-8"))
 
 
 def main() -> None:

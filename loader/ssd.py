@@ -17,7 +17,17 @@ from . import direct, runtime
 from .library import Table
 from .ssd_occupancy import Gpu
 from .ssd_plan import Plan, Planner
-from .ssd_tensors import INPUTS, UNREADABLE, Options, check, describe, fail
+from .ssd_tensors import (
+    INPUTS,
+    UNREADABLE,
+    Options,
+    check,
+    check_chunk_size,
+    describe,
+    fail,
+    switch,
+    two_limits,
+)
 
 # Plans that are kept: one for each combination of layouts and options.
 _MOST_PLANS = 1024
@@ -104,6 +114,8 @@ class ChunkScan:
             VariantMissing: no binary for this dtype, headdim and dstate.
             DriverError: the driver refused a launch, or an earlier one had failed.
         """
+        if type(chunk_size) is not int or chunk_size < 1:
+            check_chunk_size(chunk_size)
         tensors = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
         reader = self._reader
         gradients = _grad_is_enabled()
@@ -115,7 +127,6 @@ class ChunkScan:
                 layouts = (gradients, *map(describe, tensors))
             key = (
                 layouts,
-                chunk_size,
                 dt_softplus,
                 low,
                 high,
@@ -126,9 +137,7 @@ class ChunkScan:
         except UNREADABLE:
             key = plan = None
         if plan is None:
-            options = _options(
-                chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states
-            )
+            options = _options(dt_softplus, dt_limit, return_final_states, return_varlen_states)
             plan = self._plan(key, tensors, options)
         if plan.dense:
             tensors = _made_dense(tensors, plan.dense)
@@ -170,8 +179,9 @@ class ChunkScan:
         bound = inspect.signature(self.__call__).bind(*arguments, **named)
         bound.apply_defaults()
         given = bound.arguments
+        check_chunk_size(given["chunk_size"])
         switches = ("dt_softplus", "dt_limit", "return_final_states", "return_varlen_states")
-        options = _options(given["chunk_size"], *(given[name] for name in switches))
+        options = _options(*(given[name] for name in switches))
         return self._plan(None, tuple(given[name] for name in INPUTS), options).binaries
 
     def _plan(
@@ -203,22 +213,19 @@ class ChunkScan:
 
 
 def _options(
-    chunk_size: int,
     dt_softplus: bool,
     dt_limit: tuple[float, float],
     return_final_states: bool,
     return_varlen_states: bool,
 ) -> Options:
-    try:
-        low, high = dt_limit
-    except (TypeError, ValueError):
-        fail(f"dt_limit is {dt_limit!r}", "pass two floats")
+    limits = two_limits(dt_limit)
+    if limits is None:
+        fail(f"dt_limit is {dt_limit!r}", "pass two floats, the lower limit first")
     return Options(
-        chunk_size,
-        bool(dt_softplus),
-        (low, high),
-        bool(return_final_states),
-        bool(return_varlen_states),
+        switch("dt_softplus", dt_softplus),
+        limits,
+        switch("return_final_states", return_final_states),
+        switch("return_varlen_states", return_varlen_states),
         _grad_is_enabled(),
     )
 

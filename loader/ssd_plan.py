@@ -28,6 +28,12 @@ OPERANDS = len(INPUTS) + 4
 # The kernels of one scan; `ssd_copy` and `ssd_pass` are not needed by every call.
 COPY, PREPARE, PASS, SCAN = "ssd_copy", "ssd_prepare", "ssd_pass", "ssd_scan"
 KERNELS = (COPY, PREPARE, PASS, SCAN)
+# What can be built of them.
+HEADDIMS, DSTATES = (32, 64, 80, 96, 128), (16, 32, 64, 128, 256)
+
+
+def _any(sizes: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}"
 
 
 @dataclass(frozen=True)
@@ -120,12 +126,17 @@ class Planner:
         sizes = {"headdim": call.headdim, "dstate": call.dstate, **wanted}
         asked = " ".join(f"{name}={value}" for name, value in sizes.items())
         present = ", ".join(f"{headdim}x{dstate}" for headdim, dstate in pairs) or "none"
+        remedy = (
+            "build all sizes with `sonata-aot build --all --kernel "
+            + " --kernel ".join(KERNELS)
+            + "`, with the architectures and kernels that are wanted besides"
+        )
+        if call.headdim not in HEADDIMS or call.dstate not in DSTATES:
+            remedy = f"there are kernels for headdim {_any(HEADDIMS)} and dstate {_any(DSTATES)}"
         return VariantMissing(
             f"mamba_chunk_scan_combined: no binary of {kernel} for {call.dtype} {asked}; headdim x "
             f"dstate that are there: {present}",
-            remedy="build all sizes with `sonata-aot build --all --kernel "
-            + " --kernel ".join(KERNELS)
-            + "`, with the architectures and kernels that are wanted besides",
+            remedy=remedy,
         )
 
 

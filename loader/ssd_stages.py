@@ -333,9 +333,7 @@ class Stages:
         check.tensor("cb", cb, str(products), KINDS, products)
         before = (batch, chunks, heads, headdim, dstate)
         check.tensor("states", states, str(before), (torch.float32, x.dtype), before)
-        wanted = (heads,) if isinstance(D, Tensor) and D.dim() == 1 else (heads, headdim)
-        check.optional("D", D, "(heads,) or (heads, headdim)", KINDS, wanted)
-        check.optional("z", z, meaning, (x.dtype,), tuple(x.shape))
+        check.outputs(x, D, z)
         check.sequences(seq_idx, batch, seqlen)
         out = x.new_empty(x.shape)
         if out.numel():
@@ -405,9 +403,14 @@ class Stages:
             check.fail(
                 "the stages make no varlen states", "call mamba_chunk_scan_combined of the kernels"
             )
-        batch, seqlen, *_ = check.tensor("x", x, "(batch, seqlen, heads, headdim)", DTYPES)
+        # All of it now: a stage would say what it calls its arguments, after others have run.
+        check.chunk_size(chunk_size)
+        check.limits(dt_limit)
+        check.scan(x, dt, A, B, C)
+        check.outputs(x, D, z)
+        check.states(x, B, dt_bias, initial_states)
         if seq_idx is not None:
-            check.sequences(seq_idx, batch, seqlen)
+            check.sequences(seq_idx, *x.shape[:2])
             seq_idx = runs(seq_idx)
         decay, steps = self.chunk_cumsum(dt, A, chunk_size, dt_bias, dt_softplus, dt_limit)
         added = self.chunk_state(B, x, steps, decay, seq_idx)

@@ -7,6 +7,9 @@ says what is wrong, runs where no plan is known.
 
 from __future__ import annotations
 
+import math
+import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -96,9 +99,8 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments that are no tensors."""
+    """The arguments that are no tensors, but for `chunk_size`, which decides nothing."""
 
-    chunk_size: int
     softplus: bool
     limit: tuple[float, float]
     final_states: bool
@@ -142,7 +144,6 @@ def check(tensors: Sequence[Tensor | None], options: Options, devices: frozenset
     for name in INPUTS[:5]:
         if name not in layouts:
             fail(f"{name} is None", "pass a tensor")
-    _check_options(options)
     x = layouts["x"]
     if x.device not in devices:
         fail(
@@ -186,16 +187,53 @@ def _layout(name: str, tensor: object, options: Options) -> Layout:
     return layout
 
 
-def _check_options(options: Options) -> None:
-    size = options.chunk_size
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+def check_chunk_size(size: object) -> None:
+    """Require a chunk size.
+
+    Raises:
+        ArgumentError: it is no integer, or less than 1.
+    """
+    try:
+        whole = 0 if isinstance(size, bool | Tensor) else operator.index(size)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        whole = 0
+    if whole < 1:
         fail(f"chunk_size is {size!r}", "pass 1 or more; the result does not depend on it")
-    low, high = options.limit
-    for limit in (low, high):
-        if not isinstance(limit, int | float):
-            fail(f"dt_limit is {(low, high)!r}", "pass two floats")
-    if not low <= high:  # NaN, too
-        fail(f"dt_limit is {(low, high)}", "pass the lower limit first")
+
+
+def switch(name: str, value: object) -> bool:
+    """An argument that is True or False.
+
+    Raises:
+        ArgumentError: it is a tensor, whose value may change, or has no truth value.
+    """
+    try:
+        chosen = None if isinstance(value, Tensor) else bool(value)
+    except (TypeError, ValueError):
+        chosen = None
+    if chosen is None:
+        fail(f"{name} is {value!r}", "pass True or False")
+    return chosen
+
+
+def two_limits(limit: object) -> tuple[float, float] | None:
+    """The limits of step sizes as fp32 holds them; None if they are not two numbers in order.
+
+    What is too large for fp32 counts as infinite.
+    """
+    try:
+        low, high = limit  # pyright: ignore[reportGeneralTypeIssues]
+    except (TypeError, ValueError):
+        return None
+    if not (isinstance(low, numbers.Real) and isinstance(high, numbers.Real) and low <= high):
+        return None  # NaN, too
+    return _single(low), _single(high)
+
+
+def _single(value: Any) -> float:
+    if abs(value) <= torch.finfo(torch.float32).max:
+        return float(value)
+    return math.copysign(math.inf, 1 if value > 0 else -1)
 
 
 def _check_dtypes(layouts: Mapping[str, Layout]) -> None:

@@ -1,8 +1,9 @@
 """What the stages of the SSD scan ask of their arguments."""
 
+# ruff: noqa: N803 - A, B, C and D are the names of the calls.
+
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.errors import ArgumentError
+from .ssd_tensors import UNREADABLE, two_limits
 
 Shape = tuple[int, ...]
 
@@ -49,6 +51,8 @@ class Check:
         """The shape of a tensor, which is `shape` but where that has None."""
         if not isinstance(tensor, Tensor):
             self.fail(f"{name} is a {type(tensor).__name__}", "pass a torch.Tensor")
+        if tensor.is_nested:  # it has no shape
+            self.fail(f"{name} is nested", "pass a dense tensor")
         found = tuple(tensor.shape)
         expected = (
             meaning.count(",") + (not meaning.endswith(",)")) if shape is None else len(shape)
@@ -78,11 +82,16 @@ class Check:
         elif device != self.device:
             first, other = self._first
             self.fail(f"{name} is on {tensor.device}, {first} on {other.device}", "move one")
-        if tensor.data_ptr() == 0 and tensor.numel():
+        try:
+            address = tensor.data_ptr()
+        except UNREADABLE as error:
+            reason = str(error).strip().partition("\n")[0]
+            self.fail(f"{name} cannot be read: {reason}", "pass a plain tensor")
+        if address == 0 and tensor.numel():
             self.fail(f"{name} has no memory: a fake tensor, or freed storage", "pass a real one")
         if tensor.is_neg():
             self.fail(f"{name} is a negated view", f"pass {name}.resolve_neg()")
-        if tensor.data_ptr() % tensor.element_size():
+        if address % tensor.element_size():
             self.fail(f"{name} starts between two elements", "pass an aligned tensor")
         if tensor.requires_grad and torch.is_grad_enabled():
             self.fail(
@@ -145,6 +154,30 @@ class Check:
         """Require one index a token."""
         self.optional("seq_idx", seq_idx, "(batch, seqlen)", (torch.int32,), (batch, seqlen))
 
+    def scan(self, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
+        """Require what every scan has."""
+        batch, seqlen, heads, _ = self.tensor("x", x, "(batch, seqlen, heads, headdim)", DTYPES)
+        self.tensor("dt", dt, "(batch, seqlen, heads)", KINDS, (batch, seqlen, heads))
+        self.tensor("A", A, "(heads,)", KINDS, (heads,))
+        self.grouped("B", B, x)
+        self.tensor("C", C, "(batch, seqlen, groups, dstate)", (x.dtype,), tuple(B.shape))
+
+    def outputs(self, x: Tensor, D: Tensor | None, z: Tensor | None) -> None:
+        """Require what the output takes besides x, as far as it is there."""
+        _, _, heads, headdim = x.shape
+        wanted = (heads,) if isinstance(D, Tensor) and D.dim() == 1 else (heads, headdim)
+        self.optional("D", D, "(heads,) or (heads, headdim)", KINDS, wanted)
+        self.optional("z", z, "(batch, seqlen, heads, headdim)", (x.dtype,), tuple(x.shape))
+
+    def states(
+        self, x: Tensor, B: Tensor, dt_bias: Tensor | None, initial_states: Tensor | None
+    ) -> None:
+        """Require what states begin with and step sizes take, as far as it is there."""
+        batch, _, heads, headdim = x.shape
+        self.optional("dt_bias", dt_bias, "(heads,)", KINDS, (heads,))
+        shape = (batch, heads, headdim, B.shape[-1])
+        self.optional("initial_states", initial_states, str(shape), KINDS, shape)
+
     def chunk_size(self, chunk_size: int) -> None:
         """Require a size that a chunk can have."""
         if not isinstance(chunk_size, int) or isinstance(chunk_size, bool):
@@ -154,16 +187,10 @@ class Check:
 
     def limits(self, limit: tuple[float, float]) -> tuple[float, float]:
         """Two limits as fp32 holds them."""
-        try:
-            low, high = (float(value) for value in limit)
-        except (TypeError, ValueError):
-            self.fail(f"dt_limit is {limit!r}", "pass two numbers")
-        return _single(low), _single(high)
-
-
-def _single(value: float) -> float:
-    """What fp32 can hold: what is too large counts as infinite."""
-    return value if abs(value) <= torch.finfo(torch.float32).max else math.copysign(math.inf, value)
+        found = two_limits(limit)
+        if found is None:
+            self.fail(f"dt_limit is {limit!r}", "pass two numbers, the lower one first")
+        return found
 
 
 def ceildiv(number: int, divisor: int) -> int:

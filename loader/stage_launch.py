@@ -98,6 +98,13 @@ class Binaries:
                 + "; ".join(_pairs(choices, key) for key in there),
                 remedy="pass such sizes, or build with --all",
             )
+        for name, tensor in tensors.items():
+            # Of what was passed, `check` has said so; but a mode of torch may make copies and
+            # results that are fake.
+            if tensor is not None and tensor.data_ptr() == 0 and tensor.numel():
+                check.fail(
+                    f"{name} has no memory: a fake tensor", "leave the mode, or use real tensors"
+                )
         arguments = _arguments(table.declaration, tensors, numbers)
         sizes = {name: int(arguments[index]) for index, name in table.declaration.integers}
         loaded.enqueue(runtime.current_stream(device), loaded.grid(sizes), arguments)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.errors import MissingDependency, StoreError, UsageError
+from ...artifacts.errors import MissingDependency, UsageError
+from .. import result_files
 
 PICTURES = (".png", ".svg", ".pdf")
 # Shapes below this do not enter a mean: their time is that of a launch.
@@ -97,26 +99,37 @@ def check_picture(path: Path) -> None:
 
     Raises:
         UsageError: a format that is not offered.
-        MissingDependency: matplotlib is not installed.
+        MissingDependency: matplotlib is not installed, or does not work.
     """
     if path.suffix.lower() not in PICTURES:
         raise UsageError(f"picture {str(path)!r}", remedy=f"end its name in {' '.join(PICTURES)}")
-    matplotlib_module("matplotlib")
+    matplotlib_module("matplotlib.figure")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=150)
+    result_files.write(path, drawn.getvalue())
 
 
 def matplotlib_module(name: str) -> Any:
     """One of matplotlib's modules, which only a picture needs.
 
     Raises:
-        MissingDependency: matplotlib is not installed.
+        MissingDependency: matplotlib is not installed, or does not work.
     """
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
+        what = "is not installed" if missing else f"cannot be imported: {error}"
         raise MissingDependency(
-            "a picture needs matplotlib, which is not installed",
+            f"a picture needs matplotlib, which {what}",
             remedy="install it with `pip install 'sonata-aot[bench]'`, or leave out --picture",
         ) from None
 
@@ -154,12 +167,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         f"Skinny GEMV, y = x W^T, on one {gpu['gpu']} (torch {gpu['torch']}, {data['date']})",
         fontsize=12,
     )
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}: {error.strerror}", remedy="choose another --picture"
-        ) from error
+    save(figure, path)
 
 
 def _panel(axis: Any, title: str, records: Sequence[dict[str, Any]], ceiling: float) -> None:

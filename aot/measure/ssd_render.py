@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.errors import StoreError
-from .render import check_picture, matplotlib_module, parts
+from .render import check_picture, matplotlib_module, parts, save
 from .ssd_shapes import BARS, EXTRA_TOLERANCE, EXTRAS
 
 TRITON, FUSED = "triton", "triton-fused-estimate"
@@ -234,12 +233,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         f"mamba_chunk_scan_combined on one {gpu['gpu']} (torch {gpu['torch']}, {data['date']})",
         fontsize=12,
     )
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}: {error.strerror}", remedy="choose another --picture"
-        ) from error
+    save(figure, path)
 
 
 def _panel(axis: Any, via: str, found: Sequence[Row]) -> None:

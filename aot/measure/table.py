@@ -22,6 +22,8 @@ Variant = Mapping[str, int | str]
 MAX_SIZE = 2**31 - 1
 # Two measurements of one launch differ by about so much.
 NOISE = 0.005
+# What rules of the GEMV call `launch`.
+LAUNCH = ("blocks_per_sm", "ahead_kb", "skip_blocks_per_sm")
 # Choices that a rule does not fix: a table holds for every dtype, and m comes from `when`.
 NOT_IN_RULES = ("dtype", "m")
 

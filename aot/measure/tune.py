@@ -6,14 +6,12 @@ rows. Then the best few of each meet again under the full rules, so that no luck
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,13 +23,11 @@ from ...kernels.registry import builtin
 from . import gpu, model, table, timing
 from .gpu import Kernels
 from .operands import Outputs, References, Rotation, WrongResult
+from .raw import DTYPE, KERNEL, Raw
 from .shapes import Shape
 from .table import Measurement, Score
 from .timing import FULL, Call, Effort, Timer
 
-KERNEL = "gemv"
-# The table holds for every dtype, and is measured in this one.
-DTYPE = "bf16"
 QUICK = Effort(rounds=3, replays=10, rotation=400_000_000)
 FINALISTS = 5
 # A quick reading this much above the best may yet be within tolerance of it.
@@ -70,11 +66,7 @@ def launches(binary: Binary, constant: int, shape: Shape, multiprocessors: int) 
 
 
 def _launch(blocks_per_sm: int = 0, ahead_kb: int = 0, skip_blocks_per_sm: int = 0) -> Launch:
-    return {
-        "blocks_per_sm": blocks_per_sm,
-        "ahead_kb": ahead_kb,
-        "skip_blocks_per_sm": skip_blocks_per_sm,
-    }
+    return dict(zip(table.LAUNCH, (blocks_per_sm, ahead_kb, skip_blocks_per_sm), strict=True))
 
 
 @dataclass(frozen=True)
@@ -268,36 +260,6 @@ def scorer(target: str | None, binaries: Sequence[Binary]) -> Score:
         return item.us * other.factor(busy[item.key], item.n)
 
     return score
-
-
-@dataclass
-class Raw:
-    """A file of measurements; `head` says what they were made with."""
-
-    head: dict[str, Any] = field(default_factory=dict)
-    measurements: list[Measurement] = field(default_factory=list)
-
-    def text(self) -> str:
-        """The file: JSON, with a measurement on each line."""
-        lines = ",\n".join(json.dumps(vars(item)) for item in self.measurements)
-        return f'{{"head": {json.dumps(self.head)},\n"measurements": [\n{lines}\n]}}\n'
-
-    @classmethod
-    def read(cls, path: Path) -> Raw:
-        """A file that was written before.
-
-        Raises:
-            ArgumentError: it cannot be read, or is something else.
-        """
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            measurements = [Measurement(**item) for item in content["measurements"]]
-            return cls(dict(content["head"]), measurements)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ArgumentError(
-                f"{path}: no file of measurements: {error}",
-                remedy="name one that `sonata-aot tune gemv --json` wrote",
-            ) from None
 
 
 def measure(

@@ -18,7 +18,7 @@ from sonata_aot.aot.measure.ceiling import Read, Way
 from sonata_aot.aot.measure.gemv import Plan, Result
 from sonata_aot.aot.measure.shapes import DEFAULT_SHAPES, Shape
 from sonata_aot.aot.measure.table import Measurement
-from sonata_aot.artifacts.errors import VariantMissing
+from sonata_aot.artifacts.errors import MissingDependency, VariantMissing
 
 if TYPE_CHECKING:
     from tests.aot.conftest import Invoke
@@ -94,6 +94,7 @@ def test_without_torch_it_says_how_to_install_it(
         (["tune", "gemv", "--arch", "sm90", "--shape", "x"], "shape"),
         (["tune", "gemv", "--arch", "sm90", "--model", "h100"], "a10g"),
         (["tune", "gemv", "--arch", "sm90", "--tolerance", "-1"], "-1"),
+        (["tune", "gemv", "--arch", "sm90", "--tolerance", "nan"], "nan"),
     ],
 )
 def test_usage_errors_come_before_anything_is_measured(
@@ -272,7 +273,51 @@ def test_what_was_measured_is_kept_when_interrupted(
     result = invoke("tune", "gemv", tmp_path, "--arch", "sm86", "--json", raw, "--out", out)
     assert result.exit_code == 1
     assert tune.Raw.read(raw).measurements == [measurement(512, 4, 1.0)]
-    assert out.read_text() == ""
+    assert not out.exists()
+
+
+def test_a_file_of_another_architecture(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "raw.json"
+    path.write_text(tune.Raw(dict(HEAD), [measurement(512, 4, 1.0)]).text())
+    result = invoke("tune", "gemv", "--arch", "sm90", "--measured", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "binaries for sm86, not for sm90; pass --arch sm86" in result.stderr
+
+
+@pytest.mark.parametrize("option", [("--json", "new.json"), ("--shape", "64x8")])
+def test_what_goes_not_with_measured(
+    invoke: Invoke, tmp_path: Path, option: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("tune", "gemv", "--arch", "sm86", "--measured", "raw.json", *option)
+    assert result.exit_code == 2
+    assert "--measured goes with" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_does_not_replace_what_it_is_made_of(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "raw.json"
+    path.write_text(tune.Raw(dict(HEAD), [measurement(512, 4, 1.0)]).text())
+    before = path.read_text()
+    options = ("--measured", path, "--out", tmp_path / "." / "raw.json")
+    result = invoke("tune", "gemv", "--arch", "sm86", *options)
+    assert result.exit_code == 2
+    assert "one file for two things" in result.stderr
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("broken", ["matplotlib", "matplotlib.figure", "numpy"])
+def test_a_matplotlib_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    def fail(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {broken!r}", name=broken)
+
+    monkeypatch.setattr(render.importlib, "import_module", fail)
+    with pytest.raises(MissingDependency, match="a picture needs matplotlib, which ") as raised:
+        render.check_picture(tmp_path / "roof.png")
+    assert ("not installed" in raised.value.what) == (broken == "matplotlib")
+    assert "pip install" in raised.value.remedy
 
 
 def test_a_picture_of_every_format(tmp_path: Path) -> None:

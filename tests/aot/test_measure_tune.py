@@ -321,7 +321,44 @@ def test_measurements_survive_their_file(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["measurements"]) == len(raw.measurements)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"head": {}, "measurements": [{"n": 1}]}'])
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    raw = run(PLAIN[:1])
+    path = tmp_path / "raw.json"
+    good = json.loads(raw.text())
+    machine = good["head"]["machine"]
+    first = good["measurements"][0]
+    assert set(machine) == {"gpu", "multiprocessors", "driver_cuda", "torch"}
+    heads = [
+        *([], {}, "x", {**good["head"], "machine": "x"}, {**good["head"], "via": None}),
+        {**good["head"], "machine": {**machine, "driver_cuda": "12"}},
+    ]
+    changes = [
+        *(
+            {"us": None},
+            {"us": "1"},
+            {"us": -1.0},
+            {"us": 0.0},
+            {"us": float("nan")},
+            {"us": 1e999},
+        ),
+        *({"n": "x"}, {"n": -5}, {"n": [1]}, {"n": 1.5}, {"k": 2**31}, {"m": True}),
+        *({"constant": 2}, {"full": 1}, {"variant": [1]}, {"variant": {}}, {"launch": None}),
+        *({"launch": {"blocks_per_sm": 0}}, {"variant": {"rows": {"a": 1}}}, {"binary": 3}),
+    ]
+    damaged = [{**good, "head": head} for head in heads]
+    damaged += [{**good, "measurements": [{**first, **change}]} for change in changes]
+    for content in [*damaged, {**good, "measurements": {}}]:
+        path.write_text(json.dumps(content))
+        with pytest.raises(ArgumentError, match=r"raw\.json: no file of measurements: ."):
+            Raw.read(path)
+
+
+NESTED = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", NESTED, '{"head": {}, "measurements": [{"n": 1}]}']
+)
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "raw.json"
     path.write_text(text)

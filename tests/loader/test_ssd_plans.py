@@ -122,6 +122,17 @@ def test_a_second_call_like_the_first_is_planned_no_more(call, ssd_artifacts):
     assert len({scan["out"] for scan in found[1::2]}) == 4
 
 
+def test_chunk_sizes_share_a_plan(call):
+    """They are no part of the result; whatever counts as an integer will do."""
+    outcome = call(
+        "class Size:\n"
+        "    def __index__(self): return 8\n"
+        "for size in (1, 64, 256, Size()): call(chunk_size=size)\n"
+        "say(len(k.mamba_chunk_scan_combined._plans))"
+    )
+    assert outcome.value == 1
+
+
 def test_plans_are_not_kept_without_end(call):
     outcome = call(
         "from sonata_aot.loader import ssd\n"
@@ -130,6 +141,13 @@ def test_plans_are_not_kept_without_end(call):
         "say(len(k.mamba_chunk_scan_combined._plans))"
     )
     assert outcome.value <= 3
+
+
+def test_limits_that_fp32_cannot_hold_are_infinite(call, ssd_artifacts):
+    outcome = call("call(dt_limit=(-1e300, 1e39)); call(dt_limit=(-(10**400), 10**400))")
+    prepares = [each["params"] for each in launches(outcome, ssd_artifacts)][::2]
+    infinity = float("inf")
+    assert [(each["low"], each["high"]) for each in prepares] == [(-infinity, infinity)] * 2
 
 
 def test_one_native_call_and_no_wait(call, ssd_artifacts):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+from sonata_aot.kernels import builtin
+from sonata_aot.loader.ssd_plan import DSTATES, HEADDIMS
 from ssd_launches import ENVIRONMENT, SETUP
 
 ARGUMENT = "ArgumentError"
@@ -55,13 +59,28 @@ REFUSED = {
     "call(dt_limit=3)": (ARGUMENT, "dt_limit is 3", "two floats"),
     "call(dt_limit=('a', 'b'))": (ARGUMENT, "dt_limit is ('a', 'b')"),
     "call(dt_limit=([], {}))": (ARGUMENT, "dt_limit is ([], {})"),
-    "call(sizes=dict(p=48))": (
+    "call(dt_limit=(10**400, 1))": (ARGUMENT, "dt_limit is (1000", "lower limit first"),
+    "call(dt_limit=(torch.zeros(1), 1))": (ARGUMENT, "dt_limit is (tensor([0.]), 1)"),
+    "call(chunk_size=True)": (ARGUMENT, "chunk_size is True"),
+    # Their values may change, while what was planned for them does not.
+    "call(dt_softplus=torch.ones(1))": (ARGUMENT, "dt_softplus is tensor([1.])", "True or False"),
+    "call(return_final_states=torch.ones(2))": (ARGUMENT, "return_final_states is tensor"),
+    "call(return_varlen_states=torch.ones(2))": (ARGUMENT, "return_varlen_states is tensor"),
+    "call(sizes=dict(p=96))": (
         "VariantMissing",
-        "headdim=48 dstate=128",
+        "headdim=96 dstate=128",
         "64x128, 128x16",
         "sonata-aot build --all",
         "--kernel ssd_scan",
     ),
+    # No build has these.
+    "call(sizes=dict(p=48))": (
+        "VariantMissing",
+        "headdim=48 dstate=128",
+        "64x128, 128x16",
+        "kernels for headdim 32, 64, 80, 96 or 128 and dstate 16, 32, 64, 128 or 256",
+    ),
+    "call(sizes=dict(n=48))": ("VariantMissing", "headdim=64 dstate=48", "kernels for headdim 32"),
     "call(sizes=dict(dtype=torch.float16, p=128, n=16))": (
         "VariantMissing",
         "f16",
@@ -108,10 +127,18 @@ def test_a_refusal_is_not_forgotten(recorder, ssd_artifacts):
         "call(D=tensor(3))": (ARGUMENT, "D has shape"),
         "call(D=tensor(3), chunk_size=256)": (ARGUMENT, "D has shape"),
         "(call(), call(chunk_size=-1))": (ARGUMENT, "chunk_size is -1"),
+        "(call(), call(chunk_size=256.0))": (ARGUMENT, "chunk_size is 256.0"),
+        "(call(chunk_size=1), call(chunk_size=True))": (ARGUMENT, "chunk_size is True"),
         "(call('D'), call(D=tensor(4, address=0)))": (ARGUMENT, "D has no memory"),
         "(call('z'), call(z=tensor(2, 128, 4, 64, negated=True)))": (ARGUMENT, "negated"),
     }
     recorder.refused(ssd_artifacts, cases, SETUP, env=ENVIRONMENT)
+
+
+def test_the_sizes_that_are_named_are_those_that_can_be_built():
+    variants = builtin()["ssd_scan"].variants
+    pairs = {(variant["headdim"], variant["dstate"]) for variant in variants}
+    assert pairs == set(itertools.product(HEADDIMS, DSTATES))
 
 
 def test_artifacts_without_the_kernels_say_so(recorder, build_cases):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sonata_aot.artifacts import Declaration
 from sonata_aot.artifacts.errors import ArgumentError, ManifestError, VariantMissing
@@ -168,7 +169,24 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("chunk_scan", {"states": rows(*STATES).half()}, "states is torch.float16"),
     ("chunk_scan", {"D": floats(4, 1)}, "D has shape (4, 1); pass (heads,) or (heads, headdim)"),
     ("chunk_scan", {"z": rows(*X).half()}, "z is torch.float16; pass torch.bfloat16"),
+    ("chunk_cumsum", {"dt_limit": (1.0, 0.5)}, "dt_limit is (1.0, 0.5); pass two numbers, the low"),
+    ("chunk_cumsum", {"dt_limit": (torch.nan, 1.0)}, "dt_limit is (nan, 1.0)"),
+    ("chunk_cumsum", {"dt_limit": (torch.zeros(1), 1.0)}, "dt_limit is (tensor([0.]), 1.0)"),
     ("combined", {"return_varlen_states": True}, "the stages make no varlen states"),
+    # As many chunks as x has, and fewer tokens.
+    ("combined", {"dt": rows(BATCH, SEQLEN - 1, HEADS)}, "dt has shape (2, 19, 4); pass (batch, s"),
+    ("combined", {"dt": rows(BATCH, SEQLEN, HEADS + 1)}, "dt has shape (2, 20, 5)"),
+    ("combined", {"A": floats(3)}, "A has shape (3,); pass (heads,), here (4,)"),
+    ("combined", {"B": rows(2, 20, 3, 16)}, "B has 3 groups, x 4 heads"),
+    ("combined", {"C": rows(*B).half()}, "C is torch.float16; pass torch.bfloat16"),
+    ("combined", {"C": rows(2, 20, 2, 32)}, "C has shape (2, 20, 2, 32)"),
+    ("combined", {"chunk_size": 0}, "chunk_size is 0; pass 1 to 2**30"),
+    ("combined", {"D": floats(4, 1)}, "D has shape (4, 1); pass (heads,) or (heads, headdim)"),
+    ("combined", {"z": rows(*X[:3], 1)}, "z has shape (2, 20, 4, 1)"),
+    ("combined", {"dt_bias": floats(3)}, "dt_bias has shape (3,)"),
+    ("combined", {"dt_limit": (1.0, 0.5)}, "dt_limit is (1.0, 0.5)"),
+    ("combined", {"initial_states": rows(2, 4, 16, 32)}, "initial_states has shape (2, 4, 16, 32)"),
+    ("combined", {"seq_idx": SEQUENCES[:, 1:]}, "seq_idx has shape (2, 19)"),
 ]
 
 
@@ -196,6 +214,36 @@ def test_memory_that_a_kernel_cannot_read(
     given = arguments("chunk_state")
     with pytest.raises(ArgumentError, match=re.escape(message)):
         stages.chunk_state(**given | {"x": change(given["x"])})
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
+def test_tensors_of_a_transform_are_refused(stages: Stages, transform: Any) -> None:
+    given = arguments("chunk_cumsum")
+    dt = torch.stack([given.pop("dt")])
+    with pytest.raises(ArgumentError, match=r"^chunk_cumsum: dt cannot be read: "):
+        transform(lambda part: stages.chunk_cumsum(part, **given))(
+            dt if transform is torch.func.vmap else dt[0]
+        )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(stages: Stages, layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([rows(3, HEADS), rows(5, HEADS)], layout=layout)
+    with pytest.raises(ArgumentError, match=r"^chunk_cumsum: dt is nested; pass a dense tensor"):
+        stages.chunk_cumsum(nested, floats(HEADS), CHUNK)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_results_that_are_fake_are_not_written_to(stages: Stages, tables: Tables) -> None:
+    """A mode of torch makes such of real arguments: the kernel would write to address 0."""
+    given = arguments("chunk_cumsum")
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(ArgumentError, match=r"^chunk_cumsum: steps has no memory: a fake tensor"),
+    ):
+        stages.chunk_cumsum(**given)
+    assert not tables["ssd_chunk_cumsum"].loaded.launched
 
 
 def test_a_gradient_that_nobody_asks_for_is_no_matter(stages: Stages) -> None:
@@ -234,6 +282,9 @@ def test_another_kernel_of_the_same_name(tables: Tables, stage: str) -> None:
 def test_infinite_and_too_large_limits_count_as_infinite(stages: Stages, tables: Tables) -> None:
     stages.chunk_cumsum(**arguments("chunk_cumsum"), dt_limit=(-1e300, 1e300))
     (launched,) = tables["ssd_chunk_cumsum"].loaded.launched
+    assert (launched["low"], launched["high"]) == (-torch.inf, torch.inf)
+    stages.chunk_cumsum(**arguments("chunk_cumsum"), dt_limit=(-(10**400), 10**400))
+    *_, launched = tables["ssd_chunk_cumsum"].loaded.launched
     assert (launched["low"], launched["high"]) == (-torch.inf, torch.inf)
 
 

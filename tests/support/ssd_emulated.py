@@ -39,11 +39,10 @@ class Emulated:
         # A kernel that is not run, to see that it would be missed.
         self.left_out = ""
 
-    def __call__(self, chunk_size: int = 64, **arguments: Any) -> tuple[Tensor, ...]:
+    def __call__(self, **arguments: Any) -> tuple[Tensor, ...]:
         """The results: out, and the states that were asked for."""
         tensors = tuple(arguments.get(name) for name in ssd_tensors.INPUTS)
         options = ssd_tensors.Options(
-            chunk_size,
             arguments.get("dt_softplus", False),
             arguments.get("dt_limit", (0.0, float("inf"))),
             arguments.get("return_final_states", False),
