@@ -2,10 +2,10 @@
 
     python -m benchmarks.sanitizer artifacts --json benchmarks/results/h200/sanitizer.json
 
-Runs `tests/gpu -k sanitizer`, which launches every variant and layout once with small ragged
-shapes, under memcheck and racecheck. `error` is the number of errors that the tool reports.
-racecheck watches only our own kernels, and those in bf16: what they do in shared memory, where sums
-are fp32, is the same for fp16.
+Runs `tests/gpu -k sanitizer`, which launches every variant and layout of the GEMV, of the scan and
+of its stages with small ragged shapes, under memcheck and racecheck. `error` is the number of
+errors that the tool reports. racecheck watches only our own kernels, and those in bf16: what they
+do in shared memory, where sums are fp32, is the same for fp16.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.places import default_artifacts
+from sonata_aot.kernels import builtin
 
 from . import results
 
@@ -28,11 +29,16 @@ from . import results
 TOOLS: dict[str, tuple[list[str], str, dict[str, str]]] = {
     # Without torch's cache each tensor is an allocation of its own, whose end memcheck knows.
     "memcheck": ([], "sanitizer", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
-    # References and random numbers come of kernels without such a part in their names.
-    "racecheck": (["--kernel-name", "kns=_dtype_bf16_"], "sanitizer and bf16", {}),
+    # References and random numbers come of kernels without such parts in their names. Not all of
+    # the scan's have a dtype.
+    "racecheck": (
+        ["--kernel-name", "kns=gemv", "--kernel-name", "kns=ssd_"],
+        "sanitizer and bf16",
+        {},
+    ),
 }
-# What those tests launch.
-KERNELS = ("gemv", "gemv_any")
+# What those tests launch: all that is built by default.
+KERNELS = tuple(name for name, spec in builtin().items() if spec.default)
 VIAS = (("sm86", "ptx"), ("sm90", "cubin"))
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)")
 _PASSED = re.compile(r"^(\d+) passed", re.M)
@@ -91,7 +97,7 @@ def main() -> None:
                 for binary in manifest.binaries
                 if binary.kernel in KERNELS
                 and binary.arch == arch
-                and (tool == "memcheck" or binary.variant["dtype"] == "bf16")
+                and (tool == "memcheck" or binary.variant.get("dtype", "bf16") == "bf16")
             }
             record: dict[str, Any] = {"case": f"tool={tool}", "opponent": None}
             record |= {"via": f"{arch}-{form}", "ours_us": None, "opponent_us": None}

@@ -86,7 +86,12 @@ def error_table(results: Results) -> list[str]:
 
 
 def extras_table(results: Results) -> list[str]:
-    """What z, initial states, seq_idx and strides cost, and what they may."""
+    """What z, initial states, seq_idx and strides cost, and what they may; says if none did."""
+    if not any("base_us" in record for record in results["records"]):
+        return [
+            "Calls with z, initial states, `seq_idx` or strides: no measurement on "
+            f"{results['machine']['gpu']} is recorded yet."
+        ]
     return [
         f"A call with extras, without them, and the most that it may take, "
         f"{results['machine']['gpu']}:",

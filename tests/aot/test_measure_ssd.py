@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,6 +108,21 @@ def test_without_an_opponent_only_ours_is_measured() -> None:
     names = ("opponent", *(name for name in record if name.startswith("opponent_")))
     assert {record[name] for name in names} == {None}
     assert (record["ours_us"], record["host_us"]) == (10.0, 10)
+
+
+def test_the_opponent_tunes_anew_for_each_shape_before_it_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, seen = Scene(), list[str]()
+    monkeypatch.setattr(Opponent, "retune", lambda self: seen.append("retune"))
+    scene.theirs.damage = lambda *results: seen.append("scan")
+    scene.run(SMALL, replace(SMALL, seqlen=71))
+    assert seen.count("retune") == 2
+    second = seen.index("retune", 1)
+    # Each is followed by the call that tunes, and by some that are timed.
+    for part in (seen[:second], seen[second:]):
+        assert part[0] == "retune"
+        assert len(part) > 3
 
 
 def test_the_fused_kernel_is_an_opponent_by_estimate(monkeypatch: pytest.MonkeyPatch) -> None:

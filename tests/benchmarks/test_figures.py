@@ -86,6 +86,54 @@ def test_another_figure_in_the_readme_than_in_the_results_fails(
     assert again.partition(END)[2] == good.partition(END)[2]
 
 
+def gemv_records(m: int, *times: tuple[str, float, float, float]) -> list[dict[str, object]]:
+    """(N x K, ours, cuBLAS's and a read's time): records as `bench gemv` has them."""
+    found: list[dict[str, object]] = []
+    for shape, ours, cublas, read in times:
+        n, k = shape.split("x")
+        case = f"M={m} N={n} K={k} dtype=bf16"
+        record: dict[str, object] = {
+            "case": case,
+            "via": "sm90-cubin",
+            "bytes": 2 * int(n) * int(k),
+        }
+        record |= {"ours_us": ours, "opponent_us": cublas, "read_us": read}
+        found.append(record)
+    return found
+
+
+def test_what_is_made_of_the_gemvs_results(
+    figures: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Ratios are cuBLAS's time over ours, shares are the read's; of other calls the worst counts.
+
+    Means leave out what is smaller than 16 MB, shares what is smaller than 64 MB.
+    """
+    times = {"256x2048": (2.0, 8.0, 1.0), "4096x4096": (8.0, 16.0, 7.0)}
+    times["16384x2048"] = (16.0, 18.0, 12.0)
+    plain = gemv_records(8, *((shape, *rest) for shape, rest in times.items()))
+    other = gemv_records(7, ("256x2048", 2.5, 8.0, 1.0), ("4096x4096", 9.0, 16.0, 7.0))
+    folder = min((tmp_path / "benchmarks" / "results").glob("*/gemv.json")).parent
+    for name, content in (
+        ("gemv", plain),
+        ("gemv_rows", plain + other),
+        ("gemv_f16", gemv_records(8, ("256x2048", 3.0, 8.0, 1.0), ("4096x4096", 8.0, 1.0, 1.0))),
+        ("gemv_bias", gemv_records(8, ("256x2048", 2.0, 8.0, 1.0))),
+    ):
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "records": content}))
+    assert figures().returncode == 0
+    readme, page = (tmp_path / name for name in ("README.md", "docs/gemv.md"))
+    assert "| 16384 x 2048 | 16.00 us 1.12x |" in readme.read_text()
+    assert "| mean from 16 MB on | 1.50x |" in readme.read_text()
+    lines = page.read_text().splitlines()
+    assert "| 16384 x 2048 | sm90-cubin | 75.0% |" in lines
+    assert not any(line.startswith("| 4096 x 4096 | sm90") for line in lines)
+    rows = "| M = 3, 5, 6, 7 over M = 4, 8 | sm90-cubin | 2 | 1.250x | M=7 N=256 K=2048 dtype=bf16 "
+    assert f"{rows}sm90-cubin |" in lines
+    assert "| fp16 | sm90-cubin | 2 | 1.500x | M=8 N=256 K=2048 dtype=bf16 sm90-cubin |" in lines
+
+
 def file_results(root: Path) -> None:
     """Results of the scan that a GPU run might have left."""
     extra = Shape(2, 2048, z=True)

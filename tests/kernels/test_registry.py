@@ -174,6 +174,30 @@ class TestEverySpec:
         assert spec.declaration.budget.stack_bytes == 0
 
 
+def test_what_the_gemv_is_held_to() -> None:
+    """Each load of a weight 16 bytes wide, 64 in flight, two blocks a multiprocessor, and DRAM."""
+    for name in ("gemv", "gemv_any"):
+        for variant in SPECS[name].variants:
+            floors = SPECS[name].declaration.budget.floors_of(variant)
+            streams = int(variant.get("wide", 1))
+            wanted = {"load_bytes": 16, "in_flight_bytes": 64, "dram_bound": 1}
+            assert {field: floors[field] for field in wanted} == {
+                field: value * streams for field, value in wanted.items()
+            }
+            assert floors["warps"] == 2 * int(variant["warps"])
+
+
+def test_what_the_scan_is_held_to() -> None:
+    """A block of twelve warps, or of four where states alone are made; x and out from DRAM."""
+    for variant in SPECS["ssd_scan"].variants:
+        budget = SPECS["ssd_scan"].declaration.budget
+        floors = budget.floors_of(variant)
+        moved = 2 * int(variant["width"]) * int(variant["tile"]) * (1 + int(variant["outputs"]))
+        assert (floors["tile_bytes"], floors["tile_warps"]) == (moved, 4)
+        assert floors["warps"] >= (12 if variant["outputs"] else 4)
+        assert budget.registers < 255
+
+
 GOOD = SPECS["gemv"].variants[0]
 
 

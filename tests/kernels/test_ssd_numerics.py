@@ -6,6 +6,7 @@ before they are written, and shared memory that nobody has filled is a fault.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,13 @@ SIZES = sorted({(dtype, *pair) for dtype in DTYPES for pair in MODELS} | OTHERS)
 # Where everything that a call may have is tried.
 USUAL = {"dtype": "bf16", "headdim": 64, "dstate": 128}
 SMALL = {"dtype": "bf16", "headdim": 32, "dstate": 16}
-# Relative L2 errors, of all results; few elements may be further off by chance.
-BOUNDS = {"bf16": 3.5e-3, "f16": 5e-4}
+# Relative L2 errors. Rounding once to bfloat16 leaves 1.66e-3: that of B in states, which come in
+# fp32 and, at the ends of sequences, rounded once more; in out those of weights, state and itself.
+# Rounding to float16 leaves an eighth.
+BOUNDS = {
+    "bf16": {"out": 2.9e-3, "final": 2.0e-3, "ends": 2.6e-3},
+    "f16": {"out": 3.7e-4, "final": 2.5e-4, "ends": 3.3e-4},
+}
 NAN = float("nan")
 
 
@@ -77,10 +83,15 @@ def errors(found: Result, wanted: Result) -> dict[str, float]:
     return result
 
 
+def excess(found: Result, wanted: Result, dtype: str = "bf16") -> float:
+    """The largest error, over what it may be."""
+    return max(error / BOUNDS[dtype][name] for name, error in errors(found, wanted).items())
+
+
 def check(launcher: Launcher, problem: Problem) -> Result:
-    found, bound = launcher.run(problem), BOUNDS[problem.dtype]
+    found = launcher.run(problem)
     for name, error in errors(found, problem.wanted()).items():
-        assert error <= bound, f"{name} is off by {error:.1e}"
+        assert error <= BOUNDS[problem.dtype][name], f"{name} is off by {error:.2e}"
     return found
 
 
@@ -127,6 +138,30 @@ def test_limits_of_steps(on_sm86: Launcher, limit: tuple[float, float]) -> None:
     check(on_sm86, problem)
 
 
+@pytest.mark.parametrize("rate", [-1e-6, -1.0, -1e3])
+def test_steps_of_all_sizes_and_rates_near_zero_and_large(on_sm86: Launcher, rate: float) -> None:
+    """Decays within a tile that neither overflow nor leave anything that is no number."""
+    problem = Problem.random(seqlen=130, heads=2)
+    spread = torch.rand(1, 130, 2, generator=torch.Generator().manual_seed(1))
+    steps = 1e-4 * (20 / 1e-4) ** spread
+    problem.arguments |= {"A": torch.full((2,), rate), "dt": steps, "dt_softplus": False}
+    del problem.arguments["dt_bias"]
+    # Sums over the tokens of a tile are rounded to fp32, and their differences are exponents.
+    tiles = torch.nn.functional.pad(steps, (0, 0, 0, 62)).unflatten(1, (3, 64))
+    more = 2**-23 * abs(rate) * math.log2(math.e) * tiles.sum(2).max().item()
+    for name, error in errors(on_sm86.run(problem), problem.wanted()).items():
+        assert error <= BOUNDS["bf16"][name] + more, f"{name} is off by {error:.2e}"
+
+
+@pytest.mark.parametrize("options", [{}, {"segments": 2}, {"dstate": 256}], ids=str)
+def test_offsets_of_more_than_32_bits(on_sm86: Launcher, options: dict[str, Any]) -> None:
+    """Tokens lie more than 4 GiB apart, as the last of 600 000 do: a cut offset meets nothing."""
+    problem = Problem.random(
+        batch=2, seqlen=66, heads=2, z=True, D="head", apart=2**31 + 1000, **options
+    )
+    check(on_sm86, problem)
+
+
 # Ends within tiles, at their ends, and several in one; and sequences without tokens.
 LENGTHS = [(70,), (30, 40), (64, 6), (5, 1, 58, 66), (0, 3, 0, 0, 70, 0)]
 
@@ -169,9 +204,8 @@ class TestSequences:
         problem.arguments["B"][:, 25:80] = NAN
         found = on_sm86.run(problem)
         away = [*range(16), *range(128, 140)]
-        bound = BOUNDS["bf16"]
         found["out"], wanted["out"] = found["out"][:, away], wanted["out"][:, away]
-        assert max(errors(found, wanted).values()) <= bound
+        assert excess(found, wanted) <= 1
 
     @pytest.mark.parametrize("start", [10, 64, 70, 100])
     def test_padding_at_the_end_leaves_a_state_of_zeros(
@@ -247,13 +281,12 @@ class TestNan:
         assert found["final"].isnan().any().item() == (sequence == 2 and name != "C")
         others = [i for i in range(3) if i != sequence]
         states = {"ends": found["ends"][others]}
-        bound = BOUNDS["bf16"]
-        assert errors(states, {"ends": wanted["ends"][others]})["ends"] <= bound
+        assert excess(states, {"ends": wanted["ends"][others]}) <= 1
         # Out has it within its sequence, and at most up to the ends of the tiles of that.
         clean = torch.ones(140, dtype=torch.bool)
         clean[token // 64 * 64 : -(-(first + self.LENGTHS[sequence]) // 64) * 64] = False
         out = {"out": found["out"][:, clean]}
-        assert errors(out, {"out": wanted["out"][:, clean]})["out"] <= bound
+        assert excess(out, {"out": wanted["out"][:, clean]}) <= 1
         assert found["out"][:, token].isnan().any()
 
     @pytest.mark.parametrize("name", ["B", "C", "dt"])
@@ -282,11 +315,7 @@ class TestNan:
         found = on_sm86.run(problem)
         assert found["ends"][0].isnan().any()
         later = {"final": found["final"], "ends": found["ends"][1:]}
-        bound = BOUNDS["bf16"]
-        assert (
-            max(errors(later, {"final": wanted["final"], "ends": wanted["ends"][1:]}).values())
-            <= bound
-        )
+        assert excess(later, {"final": wanted["final"], "ends": wanted["ends"][1:]}) <= 1
 
 
 # Places in the PTX of a scan that keep its warps in order.
@@ -328,7 +357,7 @@ class TestOrder:
             found = Launcher(artifacts, edit={"ssd_scan": edit}).run(problem)
         except Fault:
             return
-        assert max(errors(found, problem.wanted()).values()) > 10 * BOUNDS["bf16"]
+        assert excess(found, problem.wanted()) > 10
 
     def test_all_is_well_as_it_is(self, on_sm86: Launcher) -> None:
         check(on_sm86, Problem.random(**FIVE_TILES))

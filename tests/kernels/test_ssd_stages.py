@@ -286,11 +286,16 @@ class TestCorners:
         odd = odd[..., : x.shape[2] * x.shape[3]].unflatten(2, x.shape[2:])
         odd.copy_(x)
         turned = b.transpose(2, 3).contiguous().transpose(2, 3)
+        uneven = c.new_full((*c.shape[:2], c.shape[2] * c.shape[3] + 3), NAN)
+        uneven = uneven[..., :-3].unflatten(2, c.shape[2:]).copy_(c)
         assert odd.data_ptr() % 16
         assert turned.stride(-1) != 1
+        # Only the first row is aligned.
+        assert (uneven.data_ptr() % 16, uneven.stride(1) % 8) == (0, 3)
         expected = machine.run("combined", x, dt, rates, b, c, 33, dt_softplus=True)
-        found = machine.run("combined", odd, dt, rates, turned, c, 33, dt_softplus=True)
-        assert torch.equal(found, expected)
+        for first, *others in ((odd, turned, c), (x, b, uneven)):
+            found = machine.run("combined", first, dt, rates, *others, 33, dt_softplus=True)
+            assert torch.equal(found, expected)
 
     def test_steps_decays_and_products_with_other_strides(
         self, machine: OnMachine, sizes: Variant
@@ -308,10 +313,16 @@ class TestCorners:
         assert torch.equal(machine.run("chunk_scan", cb, x, steps, decay, c, states), expected)
         assert torch.equal(machine.run("chunk_state", b, x, steps, decay), added)
 
+    @pytest.mark.parametrize(("name", "by"), [("far", 5 * 2**32 + 64), ("apart", 2**31 + 1000)])
     def test_offsets_of_more_than_32_bits(
-        self, machine: OnMachine, sizes: Variant, monkeypatch: pytest.MonkeyPatch
+        self,
+        machine: OnMachine,
+        sizes: Variant,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        by: int,
     ) -> None:
-        """A wrong address would be that of no buffer."""
+        """Of a second batch, or of each token: a wrong address would be that of no buffer."""
         problem = Problem(sizes, 70)
         x, dt, rates, b, c, d, z = problem["x dt rates b c d z"]
         options: dict[str, Any] = {
@@ -321,7 +332,7 @@ class TestCorners:
             "return_final_states": True,
         }
         near = machine.run("combined", x, dt, rates, b, c, 40, d, z, **options)
-        monkeypatch.setattr(machine.storages, "far", 5 * 2**32 + 64)
+        monkeypatch.setattr(machine.storages, name, by)
         far = machine.run("combined", x, dt, rates, b, c, 40, d, z, **options)
         for one, other in zip(near, far, strict=True):
             assert torch.equal(one, other)

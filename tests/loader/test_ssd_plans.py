@@ -87,6 +87,8 @@ def test_without_tokens_states_are_the_initial_ones(call, ssd_artifacts):
     (scan,) = launches(outcome, ssd_artifacts)
     wanted = {"initial": PLACES["initial_states"], "final": final, "tiles": 0, "seqlen": 0}
     assert {name: scan["params"][name] for name in wanted} == wanted
+    # It is the first of its call: what the stream did before it is not known.
+    assert not scan["programmatic"]
 
 
 def test_without_tokens_only_the_first_sequence_has_a_state(call, ssd_artifacts):

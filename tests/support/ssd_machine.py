@@ -45,6 +45,8 @@ class Problem:
     arguments: dict[str, Any]
     segments: int = 1
     ratio: int = 1
+    apart: int = 0
+    """Elements from a token to the next in memory, where not as close as they can be."""
 
     @classmethod
     def random(
@@ -65,6 +67,7 @@ class Problem:
         ends: bool = False,
         segments: int = 1,
         ratio: int = 1,
+        apart: int = 0,
     ) -> Problem:
         """Random ones; `kind` is the dtype of dt, A, D and the bias, `initial` that of states.
 
@@ -99,7 +102,7 @@ class Problem:
         if ends:
             made["cu_seqlens"] = torch.tensor([0, *sequences]).cumsum(0).int()
             made["return_varlen_states"] = True
-        return cls(made, segments, ratio)
+        return cls(made, segments, ratio, apart)
 
     @property
     def dtype(self) -> str:
@@ -168,6 +171,9 @@ class _Run:
 
     def _place(self, name: str, tensor: Tensor) -> None:
         """Put a tensor into memory: among NaN what has tokens, the rest as it is."""
+        if name in PER_TOKEN and self._problem.apart:
+            self._place_apart(name, tensor)
+            return
         offset = 0
         if name in PER_TOKEN:
             batch, tokens, *inner = tensor.shape
@@ -179,6 +185,20 @@ class _Run:
         array = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
         self._places[name] = self._memory.buffer(array, name).address + offset
         self._strides[name] = tensor.stride()
+
+    def _place_apart(self, name: str, tensor: Tensor, *, writable: bool = False) -> None:
+        """Put each token's row into a buffer of its own."""
+        batch, tokens = tensor.shape[:2]
+        step, size = self._problem.apart, tensor.element_size()
+        first = 0
+        for number, row in enumerate(tensor.view(torch.uint8).view(batch * tokens, -1)):
+            address = first + number * step * size if first else None
+            found = self._memory.buffer(
+                row.numpy(), f"{name} {number}", writable=writable, address=address
+            )
+            first = first or found.address
+        self._places[name] = first
+        self._strides[name] = (tokens * step, step, *tensor.stride()[2:])
 
     def _make(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A result, of NaN so far."""
@@ -203,7 +223,12 @@ class _Run:
     def results(self) -> Result:
         self._prepare()
         problem, x = self._problem, self._given["x"]
-        made = {"out": self._make("out", *x.shape, dtype=x.dtype)}
+        made = {"out": torch.full(x.shape, NAN, dtype=x.dtype)}
+        if problem.apart:
+            self._place_apart("out", made["out"], writable=True)
+        else:
+            made["out"] = self._make("out", *x.shape, dtype=x.dtype)
+            self._strides["out"] = made["out"].stride()
         made["final"] = self._make("final", self._batch, *self._state)
         if "cu_seqlens" in self._given:
             count = len(self._given["cu_seqlens"]) - 1
@@ -278,9 +303,7 @@ class _Run:
             **self._steps("B", "b", "batch", "token", "group"),
             **self._steps("C", "c", "batch", "token", "group"),
             **self._steps("z", "z", "batch", "token", "head"),
-            "out_batch": self._seqlen * heads * headdim,
-            "out_token": heads * headdim,
-            "out_head": headdim,
+            **self._steps("out", "out", "batch", "token", "head"),
             "d_head": d_steps[0],
             "d_channel": d_steps[1] if len(d_steps) > 1 else 0,
             "initial_batch": heads * size,

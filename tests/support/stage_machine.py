@@ -32,13 +32,15 @@ _WRITTEN = {
 class Storages(TorchDispatchMode):
     """Remembers the memory of every tensor that was an argument or a result; poisons new ones.
 
-    With `far` what a launch reads of a second batch lies so many elements after the first.
+    With `far` what a launch reads of a second batch lies so many elements after the first, with
+    `apart` a token's so many after the one before.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[int, torch.Tensor] = {}
         self.far = 0
+        self.apart = 0
 
     def remember(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -79,13 +81,19 @@ class _Loaded:
             if base not in buffers:
                 writable = any(bases.get(other) == base for other in written)
                 buffers[base] = memory.buffer(array, name, writable=writable, offset=base % 256)
-            stride = f"{name.removesuffix('_idx')}_batch"
-            if self._storages.far and name not in written and given.get(stride):
-                # The same once more, for the second batch.
-                size = self._size(name, given)
-                address = buffers[base].address + (self._storages.far - given[stride]) * size
-                memory.buffer(array, f"{name}, far", address=address)
-                given[stride] = self._storages.far
+            for dimension, far, count in (
+                ("batch", self._storages.far, 2),
+                ("token", self._storages.apart, given["seqlen"]),
+            ):
+                stride = f"{name.removesuffix('_idx')}_{dimension}"
+                if not far or name in written or not given.get(stride):
+                    continue
+                # The same once more, for the second batch, or for each token.
+                step = (far - given[stride]) * self._size(name, given)
+                for place in range(1, count):
+                    address = buffers[base].address + place * step
+                    memory.buffer(array, f"{name}, {dimension} {place}", address=address)
+                given[stride] = far
             given[name] = buffers[base].address + given[name] - base
         self._kernel.run(memory, given)
 
