@@ -9,7 +9,7 @@ side by side, other strides count elements:
 - ``b``, ``c`` ``(batch, seqlen, groups, dstate)``, 16-bit, rows aligned to 16 bytes;
 - ``seq_idx``  ``(batch, seqlen)`` i32, or null: which sequence a token belongs to;
 - ``x``        ``(batch, seqlen, heads, channels)``, 16-bit: not read, but the L2 is asked for the
-  first `ASKED` tiles of it, with which the scan begins. With ``pdl`` that does so itself.
+  first tiles of it, with which the scan begins. With ``pdl`` that does so itself.
 
 Made are, with the sums of C Bᵀ and of decays in fp32:
 
@@ -44,7 +44,9 @@ from ..tensor_core import exp2, mma, reciprocal
 LOG2_E = math.log2(math.e)
 WARP = 32
 ASKED = 2
-"""Tiles of x that the L2 is asked for."""
+"""Tiles of x that the L2 is asked for, of each head."""
+ASKED_HEADS = 128
+"""Heads, of all batches, of which it is asked: about as many blocks as run at first."""
 
 
 @cute.kernel
@@ -168,11 +170,13 @@ def ssd_prepare(
             row = x.toint() + 2 * (
                 Int64(this_batch) * x_batch + Int64(first + lane) * x_token + Int64(head) * x_head
             )
+            # In the order of the scan's blocks.
+            asked = (this_tile < ASKED) & (head * batch + this_batch < ASKED_HEADS)
             for line in cutlass.range(0, -(-channels // 64), 1, unroll=1):
                 for chunk in cutlass.range_constexpr(tile // WARP):
                     prefetch(
                         row + Int64(chunk * WARP) * (x_token * 2) + Int64(line) * 128,
-                        (this_tile < ASKED) & known & (first + chunk * WARP + lane < seqlen),
+                        asked & known & (first + chunk * WARP + lane < seqlen),
                     )
         for chunk in cutlass.range_constexpr(tile // WARP):
             inside, value, (sequence, previous) = read[chunk]
