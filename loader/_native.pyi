@@ -177,7 +177,7 @@ class Torch:
         """Whether gradients are asked for on this thread."""
 
 Planned = tuple[Sequence, Sequence, Allocation | None]
-"""In order; where the first launch may start early; and what an output is allocated as, if it is."""
+"""In order; with a first launch that may start early; and what an output is allocated as."""
 
 _Make = Callable[[int, Allocation], Tensor | None]
 _Ranges = tuple[Callable[[str], object], Callable[[], object], str]

@@ -70,7 +70,9 @@ class BoundGemv(_native.BoundCall):
         def planned() -> _native.Planned:
             sizes, strides = operands.sizes, operands.strides(result)
             in_order = plan.in_order.sequence(sizes, strides)
-            early = in_order if plan.in_order is plan else plan.sequence(sizes, strides, self._ahead())
+            early = (
+                in_order if plan.in_order is plan else plan.sequence(sizes, strides, self._ahead())
+            )
             return in_order, early, allocation(operands, x) if out is None else None
 
         self._remember(x, out, device, planned)

@@ -8,6 +8,7 @@ user has another way, too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -68,13 +69,15 @@ def make_torch() -> _native.Torch:
 
 def _find_increment() -> Callable[[tuple[Tensor, ...]], object]:
     """What counts writes to tensors: torch's own function within the public one, if it does."""
+    own: Callable[[tuple[Tensor, ...]], object] | None
     own = getattr(torch._C, "_increment_version", None)
     sample = torch.empty(0)
-    try:
-        own((sample,))
-    except (TypeError, RuntimeError):
-        return increment_version
-    return own if sample._version == 1 else increment_version
+    if own is not None:
+        with contextlib.suppress(TypeError, RuntimeError):  # an older torch's takes one tensor
+            own((sample,))
+            if sample._version == 1:
+                return own
+    return increment_version
 
 
 def _find_empty() -> Callable[..., Tensor] | None:
