@@ -93,13 +93,21 @@ class Plan:
         upcoming: tuple[int, int] = (0, 0),
     ) -> None:
         """Enqueue it; `upcoming` is an address and how many bytes there may be asked for."""
-        if not self.after:
-            self.loaded.enqueue(stream, self.grid, (*addresses, *sizes, *strides))
-            return
-        address, most = upcoming
-        ahead = address, self._share(most)
-        arguments = (*addresses, *sizes, *self.between, *strides, *self.after, *ahead)
+        arguments = self.arguments(addresses, sizes, strides, upcoming)
         self.loaded.enqueue(stream, self.grid, arguments, programmatic=self.constant)
+
+    def arguments(
+        self,
+        addresses: tuple[int, int, int, int],
+        sizes: tuple[int, int, int],
+        strides: tuple[int, int, int],
+        upcoming: tuple[int, int] = (0, 0),
+    ) -> tuple[int, ...]:
+        """A value for each parameter of the kernel, in order."""
+        if not self.after:
+            return (*addresses, *sizes, *strides)
+        ahead = upcoming[0], self._share(upcoming[1])
+        return (*addresses, *sizes, *self.between, *strides, *self.after, *ahead)
 
     def sequence(
         self,
