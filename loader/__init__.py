@@ -14,6 +14,7 @@ from .load import load
 
 if sys.modules.get("torch") is not None:
     # What needs torch is imported with this package, and not by the first `load`.
-    importlib.import_module(".fallback", __name__)
+    for _room in (".fallback", ".ssd", ".ssd_stages"):
+        importlib.import_module(_room, __name__)
 
 __all__ = ["Kernels", "SonataError", "__version__", "linear", "load"]

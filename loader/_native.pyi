@@ -10,7 +10,12 @@ Errors are those of `sonata_aot.artifacts.errors`: `DriverUnavailable`, `DriverE
 had used any function here.
 """
 
+from collections.abc import Callable
 from typing import TypedDict, final
+
+from torch import Tensor
+
+from .direct import Allocation
 
 class DriverState(TypedDict):
     available: bool
@@ -88,6 +93,9 @@ class Kernel:
         (programmatic dependent launch, compute capability 9.0 on): its code must wait by itself.
         """
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a stream of the library's device is being captured into a graph."""
+
 @final
 class TensorReader:
     """Reads tensors without a call of Python for each of their properties."""
@@ -149,3 +157,102 @@ class Sequence:
         self, reader: TensorReader, stream: int, tensors: tuple[object, ...]
     ) -> None:
         """The same, given operands: tensors of the reader's classes or None, of address 0."""
+
+@final
+class Torch:
+    """What native calls ask of torch."""
+
+    def __init__(
+        self,
+        is_grad_enabled: Callable[[], bool],
+        current_stream: Callable[[int], int],
+        increment_version: Callable[[tuple[Tensor, ...]], object],
+    ) -> None:
+        """Ask C functions of the torch that is loaded, and these where it lacks them."""
+
+    def current_stream(self, device: int) -> int:
+        """Handle of torch's current stream on a device."""
+
+    def is_grad_enabled(self) -> bool:
+        """Whether gradients are asked for on this thread."""
+
+Planned = tuple[Sequence, Sequence, Allocation | None]
+"""In order; with a first launch that may start early; and what an output is allocated as."""
+
+_Make = Callable[[int, Allocation], Tensor | None]
+_Ranges = tuple[Callable[[str], object], Callable[[], object], str]
+
+class GemvCall:
+    """Launches a GEMV: natively where plain tensors are laid out as in a call that was remembered.
+
+    Others go to the method `_call` of the class that derives from this.
+    """
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+        *,
+        batch_invariant: bool = False,
+    ) -> Tensor: ...
+    def _set_up(
+        self, reader: TensorReader | None, torch: Torch, make: _Make, ranges: _Ranges | None, /
+    ) -> None:
+        """Have calls read, launched and allocated by these, in a profiler's ranges if given.
+
+        `ranges` is what begins one of a name, what ends it, and the name.
+        """
+
+    def _remember(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+        batch_invariant: bool,
+        device: int,
+        plan: Callable[[], Planned],
+        /,
+    ) -> None:
+        """Launch plain tensors of such layouts so from now on; `plan` is asked if that is new."""
+
+class BoundCall:
+    """Launches a GEMV with a bound weight, as `GemvCall` does."""
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
+    @property
+    def constant(self) -> bool:
+        """Whether the weight still counts as constant; once False, it stays so.
+
+        As it ends, the method `_ended` of the class that derives from this is called.
+        """
+
+    @property
+    def weight(self) -> Tensor: ...
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def out(self) -> Tensor | None: ...
+    @property
+    def upcoming(self) -> Tensor | None: ...
+    def _set_up(
+        self,
+        reader: TensorReader | None,
+        torch: Torch,
+        make: _Make,
+        ranges: _Ranges | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor | None,
+        upcoming: Tensor | None,
+        constant: bool,
+        /,
+    ) -> None:
+        """Bind these; the rest is as for `GemvCall`."""
+
+    def _remember(
+        self, x: Tensor, out: Tensor | None, device: int, plan: Callable[[], Planned], /
+    ) -> None:
+        """Launch plain tensors of such layouts so from now on; `plan` is asked if that is new."""
+
+    def _may_start_early(self, stream: int, kernel: Kernel, /) -> bool:
+        """Whether the kernel before on the stream cannot be writing the weight."""

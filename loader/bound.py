@@ -6,94 +6,92 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from . import runtime, tensors
-from .gemv_launch import run
+from . import _native, direct, runtime, tensors
+from .gemv_launch import allocation, run
 from .log import logger
 
 if TYPE_CHECKING:
     from .gemv import Gemv
 
 
-class BoundGemv:
-    """`bound(x, out=None)`; `Gemv.bind` makes it and says what it promises."""
+class BoundGemv(_native.BoundCall):
+    """`bound(x, out=None)`; `Gemv.bind` makes it and says what it promises.
+
+    The call is native, as that of `Gemv` is; so are the rules by which the weight is constant, and
+    a launch may start before what precedes it on the stream has ended.
+    """
 
     def __init__(
         self,
         gemv: Gemv,
         weight: Tensor,
         bias: Tensor | None,
+        out: Tensor | None,
         upcoming: Tensor | None,
         *,
         batch_invariant: bool,
     ) -> None:
-        """Check the weight, and remember its version.
+        """Check what is bound, and remember the weight's version.
 
         Raises:
             ArgumentError: an argument is not what a call takes.
         """
-        gemv.check_weight(weight, bias)
+        n = gemv.check_weight(weight, bias).n
+        if out is not None:
+            tensors.check_dense("out", out, 2, "(M, N)")
+            tensors.check_out(out, out.shape[0], n, weight, weight=weight, bias=bias)
         if upcoming is not None:
             tensors.check_dense("upcoming", upcoming, 2, "(N, K)")
             tensors.check_like("upcoming", upcoming, "weight", weight)
         self._gemv = gemv
-        self.weight = weight
-        self.bias = bias
-        self._upcoming = upcoming
         self._batch_invariant = batch_invariant
-        self._state = _state(weight)
-        self._constant = self._state is not None
-        # Streams on which a launch was in order: what they did before, they have done.
-        self._ordered: set[int] = set()
+        # Torch does not count the changes of an inference tensor.
+        constant = not weight.is_inference()
+        self._set_up(*direct.equipment(), None, weight, bias, out, upcoming, constant)
 
-    @property
-    def constant(self) -> bool:
-        """Whether the weight still counts as constant; once False, it stays so."""
-        if self._constant and _state(self.weight) != self._state:
-            self._constant = False
-            logger.info(
-                "the bound weight of shape %s was written to: it is read in stream order from now "
-                "on; bind it again once it is constant",
-                tuple(self.weight.shape),
-            )
-        return self._constant
-
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Out = x @ weight.T + bias, with x (M, K) and out (M, N) as for `Gemv.__call__`.
+    def _call(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Out = x @ weight.T + bias, with x (M, K) and out (M, N) as for `Gemv._call`.
 
         Raises:
-            ArgumentError, VariantMissing, DriverError: as for `Gemv.__call__`.
+            ArgumentError, VariantMissing, DriverError: as for `Gemv._call`.
         """
         gemv, weight, bias = self._gemv, self.weight, self.bias
+        out = self.out if out is None else out
         operands = gemv.check(x, weight, bias)
         plan = gemv.plan(operands, constant=True, batch_invariant=self._batch_invariant)
-        if not self._may_start_early(operands.weight.device):
+        device = operands.weight.device
+        used = plan
+        if not self._may_start_early(runtime.current_stream(device), plan.loaded.kernel()):
             # The same binary and grid, so that the bits of the results stay the same.
-            plan = plan.in_order
-        upcoming = self._next() if plan.upcoming_bytes else (0, 0)
-        return run(plan, operands, x, weight, bias, out, upcoming)
+            used = plan.in_order
+        upcoming = self._next() if used.upcoming_bytes else (0, 0)
+        result = run(used, operands, x, weight, bias, out, upcoming)
 
-    def _may_start_early(self, device: int) -> bool:
-        """Whether the kernel before on the current stream cannot be writing the weight.
+        def planned() -> _native.Planned:
+            sizes, strides = operands.sizes, operands.strides(result)
+            in_order = plan.in_order.sequence(sizes, strides)
+            early = (
+                in_order if plan.in_order is plan else plan.sequence(sizes, strides, self._ahead())
+            )
+            return in_order, early, allocation(operands, x) if out is None else None
 
-        It could be, from before `bind`, at the first launch on a stream: that one is in order. In
-        a graph that is captured, what precedes was captured too, and writes since `bind` count.
-        """
-        if not self.constant:
-            return False
-        stream = runtime.current_stream(device)
-        if stream in self._ordered:
-            return True
-        if runtime.is_capturing():
-            return bool(self._ordered)
-        self._ordered.add(stream)
-        return False
+        self._remember(x, out, device, planned)
+        return result
+
+    def _ended(self) -> None:
+        """Called once, when the weight no longer counts as constant."""
+        logger.info(
+            "the bound weight of shape %s was written to: it is read in stream order from now "
+            "on; bind it again once it is constant",
+            tuple(self.weight.shape),
+        )
 
     def _next(self) -> tuple[int, int]:
         """Address, 16-byte aligned, and size in bytes of what may be asked of the L2.
 
         Nothing where that has been freed or moved since: the hardware faults on such addresses.
         """
-        upcoming = self._upcoming
+        upcoming = self.upcoming
         if (
             upcoming is None
             or not upcoming.is_cuda
@@ -106,9 +104,9 @@ class BoundGemv:
         start = -(-address // 16) * 16
         return start, max(0, tensors.end(upcoming) - start)
 
-
-def _state(weight: Tensor) -> tuple[int, int] | None:
-    """What changes when torch writes to a tensor, or gives it other memory; None if untold."""
-    if weight.is_inference():
-        return None
-    return weight._version, weight.data_ptr()
+    def _ahead(self) -> tuple[int, int] | None:
+        """The same as `Plan.sequence` takes it."""
+        start, most = self._next()
+        if self.upcoming is None or not start:
+            return None
+        return start - self.upcoming.data_ptr(), most

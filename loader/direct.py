@@ -8,11 +8,15 @@ user has another way, too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from . import _native, runtime
 
 if TYPE_CHECKING:
     from ._native import TensorReader
@@ -48,12 +52,32 @@ def new_empty(
 
 def make_reader() -> TensorReader | None:
     """What reads plain tensors, where this torch has DLPack's C functions."""
-    from . import _native
-
     try:
         return _native.TensorReader(getattr(Tensor, "__dlpack_c_exchange_api__", None), _PLAIN)
     except (TypeError, ValueError):
         return None
+
+
+def make_torch() -> _native.Torch:
+    """What native calls ask of torch, for which it has C functions or, where not, these."""
+    # Looked up at each call, where torch cannot be asked directly.
+    stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+        lambda device: runtime.current_stream(device)
+    )
+    return _native.Torch(torch.is_grad_enabled, stream, _find_increment())
+
+
+def _find_increment() -> Callable[[tuple[Tensor, ...]], object]:
+    """What counts writes to tensors: torch's own function within the public one, if it does."""
+    own: Callable[[tuple[Tensor, ...]], object] | None
+    own = getattr(torch._C, "_increment_version", None)
+    sample = torch.empty(0)
+    if own is not None:
+        with contextlib.suppress(TypeError, RuntimeError):  # an older torch's takes one tensor
+            own((sample,))
+            if sample._version == 1:
+                return own
+    return increment_version
 
 
 def _find_empty() -> Callable[..., Tensor] | None:
@@ -77,3 +101,15 @@ def can_make(device: int) -> bool:
         and _current_device is not None
         and _current_device() == device
     )
+
+
+def make(device: int, allocation: Allocation) -> Tensor | None:
+    """A new tensor; None where only torch's dispatcher may make it."""
+    return empty(*allocation) if empty is not None and can_make(device) else None
+
+
+def equipment() -> tuple[
+    TensorReader | None, _native.Torch, Callable[[int, Allocation], Tensor | None]
+]:
+    """What a native call reads tensors, asks torch and makes outputs by."""
+    return make_reader(), make_torch(), make

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from ..artifacts.errors import VariantMissing
 from ..artifacts.manifest import Binary
-from . import direct, runtime, tensors
+from . import _native, direct, tensors
 from .bound import BoundGemv
-from .gemv_launch import Operands, Weight, run
+from .gemv_launch import Operands, Weight, allocation, run
 from .gemv_plan import MOST_ROWS, Plan, Planner
 from .tensors import DTYPES, LARGEST, LINEAR, fail
-
-if TYPE_CHECKING:
-    from ._native import Sequence
 
 # Elements in the 16 bytes that the fast path reads at once.
 _VECTOR = 8
 _ALIGNMENT = 16
-# Launches that are kept: one for each combination of layouts.
-_MOST_KNOWN = 4096
-
-_grad_is_enabled = torch.is_grad_enabled
 
 
-class Gemv:
-    """y = x W^T + bias for decode batches; see `__call__`."""
+class Gemv(_native.GemvCall):
+    """y = x W^T + bias for decode batches; see `_call` for what a call takes.
+
+    The call is native: operands of layouts that were launched before are checked, and launched, at
+    once; others come to `_call`.
+    """
 
     def __init__(self, planner: Planner) -> None:
         """Launch what `planner` finds."""
         self._planner = planner
         self._devices = frozenset(planner.devices)
-        # Launches of calls that were checked, by the layouts of plain tensors.
-        self._reader = direct.make_reader()
-        self._known: dict[tuple[object, ...], tuple[int, Sequence]] = {}
+        self._set_up(*direct.equipment(), None)
 
-    def __call__(
+    def _call(
         self,
         x: Tensor,
         weight: Tensor,
@@ -74,26 +66,16 @@ class Gemv:
             VariantMissing: no binary for this dtype.
             DriverError: the driver refused the launch, or an earlier one had failed.
         """
-        reader, key = self._reader, None
-        if reader is not None and out is not None:
-            given = (x, weight, bias, out)
-            key = (reader.describe(given, _grad_is_enabled()), not batch_invariant)
-            known = self._known.get(key)
-            # Where memory overlaps, what follows says so.
-            if known is not None and not reader.overlaps(given):
-                device, sequence = known
-                sequence.launch_tensors(reader, runtime.current_stream(device), given)
-                increment_version(out)  # as `run` does
-                return out
         operands = self.check(x, weight, bias)
         plan = self.plan(operands, constant=False, batch_invariant=batch_invariant)
         result = run(plan, operands, x, weight, bias, out)
-        if key is not None and key[0] is not None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            n, k, _, device, _, stride, _ = operands.weight
-            strides = (operands.stride, stride, result.stride()[0])
-            self._known[key] = (device, plan.sequence((n, k, operands.rows), strides))
+
+        def planned() -> _native.Planned:
+            sequence = plan.sequence(operands.sizes, operands.strides(result))
+            return sequence, sequence, allocation(operands, x) if out is None else None
+
+        device = operands.weight.device
+        self._remember((x, weight, bias, out), bool(batch_invariant), device, planned)
         return result
 
     def bind(
@@ -101,10 +83,14 @@ class Gemv:
         weight: Tensor,
         bias: Tensor | None = None,
         *,
+        out: Tensor | None = None,
         upcoming: Tensor | None = None,
         batch_invariant: bool = False,
     ) -> BoundGemv:
         """A GEMV with a weight that is declared constant: `bound(x, out=None)`.
+
+        What is bound is checked once. A call whose x and output are laid out as before is one
+        native call, which reads their addresses and launches.
 
         From sm90 on such a GEMV starts while the kernel before it in the stream still runs, and
         reads its first weights then (programmatic dependent launch). The first launch on a stream
@@ -119,6 +105,7 @@ class Gemv:
         Args:
             weight: (N, K), as for a call.
             bias: (N,), as for a call; it may change.
+            out: (M, N), as for a call; where calls write that are not given another output.
             upcoming: What the next GEMV of the stream reads, its weight: while this one ends, the
                 first part of that is fetched into the L2. A hint; results do not depend on it.
             batch_invariant: As for a call.
@@ -126,7 +113,7 @@ class Gemv:
         Raises:
             ArgumentError: an argument breaks the conditions of a call.
         """
-        return BoundGemv(self, weight, bias, upcoming, batch_invariant=batch_invariant)
+        return BoundGemv(self, weight, bias, out, upcoming, batch_invariant=batch_invariant)
 
     def binary(
         self,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from . import runtime, tensors
+from . import direct, runtime, tensors
 from .gemv_plan import Plan
 from .tensors import fail
 
@@ -36,6 +36,20 @@ class Operands(NamedTuple):
     weight: Weight
     layout: str
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """N, K and rows of x."""
+        return self.weight.n, self.weight.k, self.rows
+
+    def strides(self, out: Tensor) -> tuple[int, int, int]:
+        """Those of rows: of x, weight and out."""
+        return self.stride, self.weight.stride, out.stride()[0]
+
+
+def allocation(operands: Operands, x: Tensor) -> direct.Allocation:
+    """A new output."""
+    return direct.Allocation.of((operands.rows, operands.weight.n), x.dtype)
+
 
 def run(
     plan: Plan,
@@ -52,9 +66,7 @@ def run(
         ArgumentError: `out` cannot be written to.
         DriverError: the driver refused the launch, or an earlier one had failed.
     """
-    rows, address, stride, (n, k, _, device, weight_address, weight_stride, bias_address), _ = (
-        operands
-    )
+    rows, address, _, (n, _, _, device, weight_address, _, bias_address), _ = operands
     result = x.new_empty((rows, n)) if out is None else out
     if out is not None:
         tensors.check_out(out, rows, n, x, x=x, weight=weight, bias=bias)
@@ -64,8 +76,8 @@ def run(
     plan.launch(
         runtime.current_stream(device),
         (address, weight_address, bias_address, result_address),
-        (n, k, rows),
-        (stride, weight_stride, result.stride()[0]),
+        operands.sizes,
+        operands.strides(result),
         upcoming,
     )
     if out is not None:

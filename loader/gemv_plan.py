@@ -93,25 +93,48 @@ class Plan:
         upcoming: tuple[int, int] = (0, 0),
     ) -> None:
         """Enqueue it; `upcoming` is an address and how many bytes there may be asked for."""
-        if not self.after:
-            self.loaded.enqueue(stream, self.grid, (*addresses, *sizes, *strides))
-            return
-        address, most = upcoming
-        asked = min(self.upcoming_bytes, most // self.grid[0] // 16 * 16)
-        arguments = (*addresses, *sizes, *self.between, *strides, *self.after, address, asked)
+        arguments = self.arguments(addresses, sizes, strides, upcoming)
         self.loaded.enqueue(stream, self.grid, arguments, programmatic=self.constant)
 
-    def sequence(self, sizes: tuple[int, int, int], strides: tuple[int, int, int]) -> Sequence:
-        """The launch for tensors of one layout, complete but for the addresses of the operands."""
-        upcoming = (0, 0) if self.after else ()
+    def arguments(
+        self,
+        addresses: tuple[int, int, int, int],
+        sizes: tuple[int, int, int],
+        strides: tuple[int, int, int],
+        upcoming: tuple[int, int] = (0, 0),
+    ) -> tuple[int, ...]:
+        """A value for each parameter of the kernel, in order."""
+        if not self.after:
+            return (*addresses, *sizes, *strides)
+        ahead = upcoming[0], self._share(upcoming[1])
+        return (*addresses, *sizes, *self.between, *strides, *self.after, *ahead)
+
+    def sequence(
+        self,
+        sizes: tuple[int, int, int],
+        strides: tuple[int, int, int],
+        upcoming: tuple[int, int] | None = None,
+    ) -> Sequence:
+        """The launch for tensors of one layout, complete but for the addresses of the operands.
+
+        `upcoming` says how many bytes after the start of the fifth operand its first whole vector
+        is, and how many bytes there may be asked for.
+        """
+        ahead: tuple[Value, ...] = (0, 0) if self.after else ()
+        if self.after and upcoming is not None:
+            ahead = Address(len(_OPERANDS), upcoming[0]), self._share(upcoming[1])
         values: tuple[Value, ...] = (
             *(Address(operand) for operand in range(len(_OPERANDS))),
-            *(*sizes, *self.between, *strides, *self.after, *upcoming),
+            *(*sizes, *self.between, *strides, *self.after, *ahead),
         )
         names = [name for name, _ in _PARAMETERS[self.loaded.declaration.name]]
         launches = Launches()
-        launches.add(self.loaded, dict(zip(names, values, strict=True)))
-        return launches.sequence(len(_OPERANDS))
+        launches.add(self.loaded, dict(zip(names, values, strict=True)), early=self.constant)
+        return launches.sequence(len(_OPERANDS) + (upcoming is not None))
+
+    def _share(self, most: int) -> int:
+        """Bytes that a block asks for, of so many that there are."""
+        return min(self.upcoming_bytes, most // self.grid[0] // 16 * 16)
 
     @functools.cached_property
     def in_order(self) -> Plan:

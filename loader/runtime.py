@@ -43,13 +43,6 @@ def current_stream(device: int) -> int:
     return _raw_stream(device)
 
 
-def is_capturing() -> bool:
-    """Whether torch's current stream is being captured into a CUDA graph."""
-    import torch
-
-    return torch.cuda.is_current_stream_capturing()
-
-
 def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[int, ...]:
     """Device numbers, each once, in the order given; torch's current device if None.
 

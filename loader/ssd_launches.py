@@ -77,16 +77,17 @@ class Workspace:
 class Launches:
     """Launches in order, each by the values of its parameters."""
 
-    items: list[tuple[Loaded, dict[str, Value]]] = field(default_factory=list)
+    items: list[tuple[Loaded, dict[str, Value], bool]] = field(default_factory=list)
 
-    def add(self, loaded: Loaded, values: dict[str, Value]) -> None:
-        """Enter the next one."""
-        self.items.append((loaded, values))
+    def add(self, loaded: Loaded, values: dict[str, Value], *, early: bool = False) -> None:
+        """Enter the next one; `early` of the first is as `programmatic` of `Loaded.launch`."""
+        self.items.append((loaded, values, early))
 
     def sequence(self, operands: int) -> Sequence:
         """What issues all of them by one call.
 
-        Each but the first may begin while the one before it runs, where its declaration allows it.
+        Each but the first may begin while the one before it runs, where its declaration allows it;
+        the first, where it is `early`, before what precedes all on the stream has ended.
 
         Raises:
             ManifestError, ArgumentError: as for `pack`; or a grid is too large.
@@ -95,13 +96,14 @@ class Launches:
         from . import _native
 
         prepared = []
-        for loaded, values in self.items:
+        for loaded, values, early in self.items:
             params, patches = pack(loaded.declaration, values)
             sizes = {name: value for name, value in values.items() if isinstance(value, int)}
             binary = loaded.binary
-            early = bool(prepared) and loaded.declaration.is_programmatic(binary.variant)
+            early = early or bool(prepared)
+            programmatic = early and loaded.declaration.is_programmatic(binary.variant)
             prepared.append(
-                (loaded.kernel(), loaded.grid(sizes), binary.block, params, patches, early)
+                (loaded.kernel(), loaded.grid(sizes), binary.block, params, patches, programmatic)
             )
         return _native.Sequence(prepared, operands)
 

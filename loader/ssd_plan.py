@@ -176,7 +176,7 @@ class _Planning:
             dense=tuple(self._dense),
             sets_ends=options.varlen_states and call.seqlen == 0,
             sequence=self._launches.sequence(OPERANDS),
-            binaries=tuple(loaded.binary for loaded, _ in self._launches.items),
+            binaries=tuple(loaded.binary for loaded, *_ in self._launches.items),
         )
 
     def _add_launches(self) -> None:

@@ -36,6 +36,9 @@ constexpr int kFunctionMaxDynamicSharedBytes = 8;
 constexpr int kJitErrorLogBuffer = 5;
 constexpr int kJitErrorLogBufferBytes = 6;
 
+// CUstreamCaptureStatus
+constexpr int kNotCapturing = 0;
+
 // Markers in the `extra` argument of cuLaunchKernel.
 inline void *const kParamEnd = nullptr;
 inline void *const kParamBuffer = reinterpret_cast<void *>(1);
@@ -83,6 +86,7 @@ static_assert(sizeof(LaunchConfig) == 56);
   X(kernel_get_function, "cuKernelGetFunction", Function *, DriverKernel)                         \
   X(function_get_attribute, "cuFuncGetAttribute", int *, int, Function)                           \
   X(function_set_attribute, "cuFuncSetAttribute", Function, int, int)                             \
+  X(stream_is_capturing, "cuStreamIsCapturing", Stream, int *)                                    \
   X(launch_kernel, "cuLaunchKernel", Function, unsigned, unsigned, unsigned, unsigned, unsigned,  \
     unsigned, unsigned, Stream, void **, void **)                                                 \
   X(launch_kernel_ex, "cuLaunchKernelEx", const LaunchConfig *, Function, void **, void **)

@@ -92,6 +92,19 @@ Failure Kernel::enqueue(Dim3 grid, Dim3 block, Stream stream, const char *params
                               unsigned(shared_bytes_), stream, nullptr, packed)};
 }
 
+bool Kernel::is_capturing(Stream stream) const {
+  require_not_forked();
+  int status = 0;
+  const Failure failure = with_context(*api_, context_, [&]() noexcept {
+    return Failure{"cuStreamIsCapturing", api_->stream_is_capturing(stream, &status)};
+  });
+  if (failure) {
+    throw_driver_error(*api_, failure,
+                       "asking whether stream " + hex(stream) + " is captured, for " + describe());
+  }
+  return status != kNotCapturing;
+}
+
 void Kernel::fail(Failure failure, Dim3 grid, Dim3 block, Stream stream, std::size_t size) const {
   throw_driver_error(*api_, failure,
                      "launching " + describe() + ": grid " + text_of(grid) + ", block " +

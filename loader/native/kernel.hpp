@@ -44,6 +44,9 @@ class Kernel {
   [[noreturn]] void fail(Failure failure, Dim3 grid, Dim3 block, Stream stream,
                          std::size_t size) const;
 
+  // Whether a stream of the kernel's device is being captured into a graph.
+  bool is_capturing(Stream stream) const;
+
   const DriverApi &api() const { return *api_; }
   Context context() const { return context_; }
   const Module &module() const { return *module_; }

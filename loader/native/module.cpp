@@ -10,49 +10,23 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "calls.hpp"
 #include "context.hpp"
 #include "driver.hpp"
 #include "error.hpp"
 #include "gil.hpp"
 #include "kernel.hpp"
 #include "library.hpp"
+#include "python_error.hpp"
 #include "sequence.hpp"
 #include "tensors.hpp"
+#include "torch.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace sonata {
 namespace {
-
-const char *class_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::argument: return "ArgumentError";
-    case ErrorKind::driver_unavailable: return "DriverUnavailable";
-    case ErrorKind::forked_process: return "ForkedProcess";
-    case ErrorKind::driver: break;
-  }
-  return "DriverError";
-}
-
-// The driver's text and a compiler's log may hold any bytes; an error about them must not fail.
-nb::object text(const std::string &bytes) {
-  return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), Py_ssize_t(bytes.size()), "replace"));
-}
-
-// The classes are Python's: imported when the first error is raised, so that this module imports
-// by itself.
-void raise_python(const Error &error) {
-  const nb::object type =
-      nb::module_::import_("sonata_aot.artifacts.errors").attr(class_name(error.kind));
-  const nb::object raised = type(text(error.message), "remedy"_a = text(error.remedy));
-  if (error.kind == ErrorKind::driver) {
-    raised.attr("code") = error.driver.code;
-    raised.attr("name") = text(error.driver.name);
-    raised.attr("text") = text(error.driver.text);
-  }
-  PyErr_SetObject(type.ptr(), raised.ptr());
-}
 
 nb::dict py_driver_state() {
   DriverState state;
@@ -206,6 +180,12 @@ void py_sequence_launch_tensors(const Sequence &sequence, const TensorReader &re
   sequence.launch(handle, addresses.data());
 }
 
+bool py_is_capturing(const Kernel &kernel, nb::handle stream) {
+  const Stream handle = parse_stream(kernel, stream);
+  const GilRelease unlocked;
+  return kernel.is_capturing(handle);
+}
+
 nb::object py_sequence_repr(const Sequence &sequence) {
   std::string names;
   for (const Launch &launch : sequence.launches()) {
@@ -261,7 +241,31 @@ NB_MODULE(_native, m) {
            nb::sig("def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int], "
                    "stream: int, params: bytes, programmatic: bool = False) -> None"),
            "Enqueues the kernel on a stream handle with a packed parameter block; never waits.")
+      .def("is_capturing", &py_is_capturing, "stream"_a,
+           nb::sig("def is_capturing(self, stream: int) -> bool"),
+           "Whether a stream of the kernel's device is being captured into a graph.")
       .def("__repr__", &py_kernel_repr);
+
+  nb::class_<Torch>(m, "Torch", nb::is_final())
+      .def(nb::init<nb::object, nb::object, nb::object>(), "is_grad_enabled"_a,
+           "current_stream"_a, "increment_version"_a,
+           "What calls ask of torch: its C functions where it has them, else these.")
+      .def(
+          "current_stream",
+          [](const Torch &torch, int device) {
+            Stream stream = nullptr;
+            if (!torch.current_stream(device, stream)) throw nb::python_error();
+            return std::uint64_t(reinterpret_cast<std::uintptr_t>(stream));
+          },
+          "device"_a, "Handle of torch's current stream on a device.")
+      .def(
+          "is_grad_enabled",
+          [](const Torch &torch) {
+            bool enabled = false;
+            if (!torch.grad_enabled(enabled)) throw nb::python_error();
+            return enabled;
+          },
+          "Whether gradients are asked for on this thread.");
 
   nb::class_<TensorReader>(m, "TensorReader", nb::is_final())
       .def(nb::init<nb::handle, const nb::tuple &>(), "api"_a.none(), "classes"_a,
@@ -289,4 +293,7 @@ NB_MODULE(_native, m) {
                    "tensors: tuple[object, ...]) -> None"),
            "The same, given the operands themselves.")
       .def("__repr__", &py_sequence_repr);
+
+  add_gemv_call(m);
+  add_bound_call(m);
 }

@@ -1,6 +1,5 @@
 #include "tensors.hpp"
 
-#include <array>
 #include <string>
 
 namespace nb = nanobind;
@@ -10,8 +9,6 @@ namespace sonata {
 namespace {
 
 constexpr std::uint64_t kAlignment = 16;
-// Of a tensor: what it is, and sizes and strides. A place that is None takes one word, 0.
-constexpr std::size_t kMostWords = 2 + 2 * TensorReader::kMostDimensions;
 
 const dlpack::ExchangeApi *find_api(nb::handle capsule) {
   const void *pointer = PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule);
@@ -29,23 +26,6 @@ const dlpack::ExchangeApi *find_api(nb::handle capsule) {
   return api;
 }
 
-// Appends what decides how a tensor's elements are found. No two layouts have the same words: the
-// first, never 0, says how many follow.
-std::int64_t *append(std::int64_t *word, const dlpack::View &view) {
-  const std::uint64_t address = view.address();
-  const std::uint64_t remainder = address == 0 ? kAlignment : address % kAlignment;
-  const std::uint64_t dimensions = std::uint64_t(view.dimensions);
-  *word++ = std::int64_t(1 | dimensions << 8 | remainder << 16 |
-                         std::uint64_t{view.dtype.code} << 24 |
-                         std::uint64_t{view.dtype.bits} << 32 |
-                         std::uint64_t{view.dtype.lanes} << 48);
-  *word++ = std::int64_t(std::uint64_t(std::uint32_t(view.device.type)) << 32 |
-                         std::uint32_t(view.device.id));
-  for (std::uint64_t i = 0; i < dimensions; ++i) *word++ = view.shape[i];
-  for (std::uint64_t i = 0; i < dimensions; ++i) *word++ = view.strides[i];
-  return word;
-}
-
 // The address past the last element; none precedes the first.
 std::uint64_t end_of(const dlpack::View &view) {
   std::int64_t elements = 1;
@@ -57,37 +37,58 @@ std::uint64_t end_of(const dlpack::View &view) {
 
 }  // namespace
 
+// The first word, never 0, says how many follow.
+void Layouts::add(const dlpack::View &view) {
+  const std::uint64_t address = view.address();
+  const std::uint64_t remainder = address == 0 ? kAlignment : address % kAlignment;
+  const std::uint64_t dimensions = std::uint64_t(view.dimensions);
+  std::int64_t *word = words_ + size_;
+  *word++ = std::int64_t(1 | dimensions << 8 | remainder << 16 |
+                         std::uint64_t{view.dtype.code} << 24 |
+                         std::uint64_t{view.dtype.bits} << 32 |
+                         std::uint64_t{view.dtype.lanes} << 48);
+  *word++ = std::int64_t(std::uint64_t(std::uint32_t(view.device.type)) << 32 |
+                         std::uint32_t(view.device.id));
+  for (std::uint64_t i = 0; i < dimensions; ++i) *word++ = view.shape[i];
+  for (std::uint64_t i = 0; i < dimensions; ++i) *word++ = view.strides[i];
+  size_ = std::size_t(word - words_);
+}
+
+bool overlap(const dlpack::View &one, const dlpack::View &other) {
+  return one.address() < end_of(other) && other.address() < end_of(one);
+}
+
 TensorReader::TensorReader(nb::handle api, const nb::tuple &classes) : api_(find_api(api)) {
   for (nb::handle item : classes) {
     if (!PyType_Check(item.ptr())) throw nb::type_error("classes must be a tuple of classes");
     classes_.push_back(nb::borrow(item));
   }
   if (classes_.empty()) throw nb::type_error("classes must not be empty");
-  is_neg_ = classes_.front().attr("is_neg");
-  requires_grad_ = nb::steal(PyUnicode_InternFromString("requires_grad"));
+  const nb::handle first = classes_.front();
+  is_neg_of_class_ = first.attr("is_neg");
+  is_neg_ = Builtin(first().attr("is_neg"));
+  requires_grad_ = Property(first, "requires_grad");
+  version_ = Property(first, "_version");
 }
 
 nb::object TensorReader::describe(nb::handle tensors, bool gradients) const {
   if (!PyTuple_Check(tensors.ptr())) throw nb::type_error("tensors must be a tuple");
   const Py_ssize_t count = PyTuple_Size(tensors.ptr());
-  if (std::size_t(count) > kMostTensors) throw nb::value_error("more than 16 tensors");
-  std::array<std::int64_t, kMostTensors * kMostWords> words;
-  std::int64_t *word = words.data();
+  if (std::size_t(count) > Layouts::kMostTensors) throw nb::value_error("more than 16 tensors");
+  Layouts layouts;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject *object = PyTuple_GetItem(tensors.ptr(), i);
-    if (object == Py_None) {
-      *word++ = 0;
-      continue;
-    }
     dlpack::View found;
-    if (!view(object, found) || std::size_t(found.dimensions) > kMostDimensions ||
-        !is_plain(object, gradients)) {
+    if (object == Py_None) {
+      layouts.add_nothing();
+    } else if (view(object, found) && is_plain(object, gradients)) {
+      layouts.add(found);
+    } else {
       return nb::none();
     }
-    word = append(word, found);
   }
-  return nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char *>(words.data()),
-                                             (word - words.data()) * Py_ssize_t(sizeof *word)));
+  return nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char *>(layouts.words()),
+                                             Py_ssize_t(layouts.size() * sizeof(std::int64_t))));
 }
 
 bool TensorReader::overlaps(nb::handle tensors) const {
@@ -103,7 +104,7 @@ bool TensorReader::overlaps(nb::handle tensors) const {
     }
     if (i == count - 1) {
       last = one;
-    } else if (last.address() < end_of(one) && one.address() < end_of(last)) {
+    } else if (overlap(last, one)) {
       return true;
     }
   }
@@ -124,30 +125,44 @@ void TensorReader::addresses(nb::handle tensors, std::size_t count, std::uint64_
   }
 }
 
-// Whether the object is of one of the classes and has a view.
 bool TensorReader::view(PyObject *object, dlpack::View &view) const {
   const auto *type = reinterpret_cast<PyObject *>(Py_TYPE(object));
   for (const nb::object &one : classes_) {
     if (type != one.ptr()) continue;
-    if (api_->view_of_object(object, &view) == 0) return true;
+    if (api_->view_of_object(object, &view) == 0) {
+      return std::size_t(view.dimensions) <= Layouts::kMostDimensions;
+    }
     PyErr_Clear();  // sparse, nested, of a functional transform: whoever asks has another way
     return false;
   }
   return false;
 }
 
-// A view does not tell that its elements are to be negated, or that a gradient is asked for.
 bool TensorReader::is_plain(PyObject *object, bool gradients) const {
-  PyObject *answer = PyObject_Vectorcall(is_neg_.ptr(), &object, 1, nullptr);
-  bool plain = answer == Py_False;
+  PyObject *answer = is_neg_.is_method() ? is_neg_.of(object)
+                                         : PyObject_Vectorcall(is_neg_of_class_.ptr(), &object, 1,
+                                                               nullptr);
+  const bool plain = answer == Py_False;
   Py_XDECREF(answer);
-  if (plain && gradients) {
-    answer = PyObject_GetAttr(object, requires_grad_.ptr());
-    plain = answer == Py_False;
-    Py_XDECREF(answer);
-  }
-  PyErr_Clear();
-  return plain;
+  if (answer == nullptr) PyErr_Clear();
+  return plain && !(gradients && requires_grad(object));
+}
+
+bool TensorReader::requires_grad(PyObject *object) const {
+  PyObject *answer = requires_grad_(object);
+  const bool needed = answer != Py_False;
+  Py_XDECREF(answer);
+  if (answer == nullptr) PyErr_Clear();
+  return needed;
+}
+
+std::int64_t TensorReader::version(PyObject *object) const {
+  PyObject *answer = version_(object);
+  if (answer == nullptr) throw nb::python_error();
+  const std::int64_t count = PyLong_AsLongLong(answer);
+  Py_DECREF(answer);
+  if (count == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return count;
 }
 
 }  // namespace sonata

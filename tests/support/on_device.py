@@ -17,7 +17,6 @@ from sonata_aot.loader import runtime
 
 STREAM = 0x7F00_1234_5678
 runtime.current_stream = lambda device: STREAM + device
-runtime.is_capturing = lambda: False  # this torch, without CUDA, cannot say
 
 
 class OnDevice(torch.Tensor):

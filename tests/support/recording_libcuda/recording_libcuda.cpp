@@ -17,6 +17,7 @@
 //   SONATA_TEST_CUDA_DEVICES  number of devices (1)
 //   SONATA_TEST_CUDA_CC       their compute capability ("9.0")
 //   SONATA_TEST_CUDA_VERSION  what cuDriverGetVersion reports (13000)
+//   SONATA_TEST_CUDA_CAPTURING  handle of a stream that is being captured, in decimal
 //   SONATA_TEST_CUDA_JITLOG   text for the JIT error log of a load that fails
 
 #include "state.hpp"
@@ -261,6 +262,15 @@ struct Config {  // CUlaunchConfig
 };
 
 }  // namespace
+
+EXPORT int cuStreamIsCapturing(std::uintptr_t stream, int *status) {
+  Call call("cuStreamIsCapturing");
+  call.with("stream", number(stream));
+  if (call.fails()) return call.done();
+  const std::string captured = environment("SONATA_TEST_CUDA_CAPTURING", "none");
+  *status = captured == std::to_string(stream) ? 1 : 0;
+  return call.done();
+}
 
 EXPORT int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
