@@ -401,3 +401,34 @@ def test_without_views_calls_go_to_python(call):
     assert outcome.value == [6, True]
     early = [each["call"] == "cuLaunchKernelEx" for each in kernels(outcome)]
     assert early == [False, False, False, True, False, True]
+
+
+NVTX = """
+marks = []
+torch.cuda.nvtx.range_push = lambda name: marks.append(name)
+torch.cuda.nvtx.range_pop = lambda: marks.append(None)
+"""
+
+
+def test_ranges_surround_each_call_where_asked_for(call):
+    outcome = call(
+        NVTX
+        + """
+k = loader.load(ARTIFACTS, devices=[0, 1], nvtx=True)
+b = k.gemv.bind(weight, out=out)
+marks.clear()
+for _ in range(2): k.gemv(x, weight, out=out); b(x)
+say(failure(k.gemv, x, None))
+say(marks)
+"""
+    )
+    gemv, bound = ["sonata_aot.gemv", None], ["sonata_aot.gemv.bound", None]
+    assert outcome.value == [*gemv, *bound, *gemv, *bound, *gemv]
+    assert "ArgumentError" in outcome.stdout.splitlines()[0]
+    assert len(kernels(outcome)) == 4
+
+
+def test_a_torch_without_ranges_says_so(call):
+    outcome = call("say(failure(loader.load, ARTIFACTS, devices=[0], nvtx=True))")
+    assert outcome.value["type"] == "MissingDependency"
+    assert "without NVTX" in outcome.value["message"]
