@@ -4,7 +4,8 @@
 
 The process has torch imported and its CUDA context up; timed are `load()`, the first
 `kernels.gemv` and the first scan, each synchronised. PTX is measured twice: with an empty driver
-cache, and in the next process, which finds it filled. Afterwards no compiler may have been imported.
+cache, and in the next process, which finds it filled. Afterwards no compiler may have been
+imported.
 """
 
 from __future__ import annotations

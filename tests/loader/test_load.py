@@ -353,7 +353,7 @@ def test_each_file_is_read_and_hashed_once(recorder, artifacts, manifest):
     files = {
         binary["cubin"]["sha256"] for binary in manifest["binaries"] if binary["arch"] == "sm90"
     }
-    assert hashed == {digest: 1 for digest in (*files, manifest["digest"])}
+    assert hashed == dict.fromkeys((*files, manifest["digest"]), 1)
     names = {f"{digest}.cubin" for digest in files}
     assert {name: count for name, count in opened.items() if name in names} == dict.fromkeys(
         names, 1
