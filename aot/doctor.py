@@ -25,13 +25,19 @@ _PROBE = "sonata_aot.loader.probe"
 def examine(path: Path | None, *, arch: str | None, allow_ptx: bool) -> dict[str, Any]:
     """Everything `sonata-aot doctor` reports, as JSON data; never raises for what it finds."""
     server = _probe()
+    places = [_place(place, server, arch=arch, allow_ptx=allow_ptx) for place in search(path)]
+    for place in places:
+        # What the loader would take; others it does not read whole.
+        if place["choices"] and all(choice["arch"] for choice in place["choices"]):
+            place["load"] = _time_load(place["path"], arch, allow_ptx)
+            break
     return {
         "tool": __version__,
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "compiler": _compiler(),
         **server,
-        "places": [_place(place, server, arch=arch, allow_ptx=allow_ptx) for place in search(path)],
+        "places": places,
     }
 
 
@@ -44,21 +50,36 @@ def _compiler() -> dict[str, Any]:
 
 def _probe() -> dict[str, Any]:
     """The loader's view, from a process of its own: so that a broken driver ends only that."""
-    try:
-        result = subprocess.run(
-            [sys.executable, "-m", _PROBE], capture_output=True, text=True, check=False, timeout=60
-        )
-        if result.returncode == 0:
-            return json.loads(result.stdout.splitlines()[-1])
-        said = result.stderr.strip().splitlines()[-1:]
-        problem = f"the loader's probe ended with status {result.returncode}: {' '.join(said)}"
-    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
-        problem = f"the loader's probe failed: {error}"
-    return {
+    found, problem = _ask_loader()
+    return found or {
         "torch": _version("torch"),
         "driver": {"available": False, "reason": problem, "version": None, "library": None},
         "devices": [],
     }
+
+
+def _time_load(directory: str, arch: str | None, allow_ptx: bool) -> dict[str, Any]:
+    """Milliseconds that `load` takes on the first device, or why it fails."""
+    found, problem = _ask_loader(directory, arch or "", "ptx" if allow_ptx else "")
+    return found or {"ms": None, "problem": problem}
+
+
+def _ask_loader(*arguments: str) -> tuple[dict[str, Any] | None, str | None]:
+    """What the probe answers, or why it does not."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", _PROBE, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        if result.returncode == 0:
+            return json.loads(result.stdout.splitlines()[-1]), None
+        said = result.stderr.strip().splitlines()[-1:]
+        return None, f"the loader's probe ended with status {result.returncode}: {' '.join(said)}"
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        return None, f"the loader's probe failed: {error}"
 
 
 def _version(package: str) -> str | None:
@@ -155,4 +176,10 @@ def render(report: dict[str, Any]) -> str:
                 f"              not {item['arch']} {item['form']}: {item['reason']}"
                 for item in choice["rejected"]
             ]
+        if "load" in place:
+            took, problem = place["load"]["ms"], place["load"]["problem"]
+            lines.append(
+                "            "
+                + (f"load() on device 0: {took} ms" if problem is None else f"load(): {problem}")
+            )
     return "\n".join(lines)

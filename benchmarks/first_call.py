@@ -3,8 +3,9 @@
     python -m benchmarks.first_call --json benchmarks/results/h200/first_call.json
 
 The process has torch imported and its CUDA context up; timed are `load()`, the first
-`kernels.gemv` and the first scan, each synchronised. PTX is measured twice: with an empty driver cache, and in the next
-process, which finds it filled. Afterwards no compiler may have been imported.
+`kernels.gemv` and the first scan, each synchronised. PTX is measured twice: with an empty driver
+cache, and in the next process, which finds it filled. Afterwards no compiler may have been
+imported.
 """
 
 from __future__ import annotations

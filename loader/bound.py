@@ -47,7 +47,8 @@ class BoundGemv(_native.BoundCall):
         self._batch_invariant = batch_invariant
         # Torch does not count the changes of an inference tensor.
         constant = not weight.is_inference()
-        self._set_up(*direct.equipment(), None, weight, bias, out, upcoming, constant)
+        ranges = None if gemv.ranges is None else gemv.ranges.named("gemv.bound")
+        self._set_up(*direct.equipment(), ranges, weight, bias, out, upcoming, constant)
 
     def _call(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Out = x @ weight.T + bias, with x (M, K) and out (M, N) as for `Gemv._call`.

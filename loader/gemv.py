@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..artifacts.errors import VariantMissing
 from ..artifacts.manifest import Binary
-from . import _native, direct, tensors
+from . import _native, direct, runtime, tensors
 from .bound import BoundGemv
 from .gemv_launch import Operands, Weight, allocation, run
 from .gemv_plan import MOST_ROWS, Plan, Planner
@@ -26,11 +26,12 @@ class Gemv(_native.GemvCall):
     once; others come to `_call`.
     """
 
-    def __init__(self, planner: Planner) -> None:
-        """Launch what `planner` finds."""
+    def __init__(self, planner: Planner, ranges: runtime.Ranges | None = None) -> None:
+        """Launch what `planner` finds; `ranges` mark calls for a profiler."""
         self._planner = planner
         self._devices = frozenset(planner.devices)
-        self._set_up(*direct.equipment(), None)
+        self.ranges = ranges
+        self._set_up(*direct.equipment(), None if ranges is None else ranges.named("gemv"))
 
     def _call(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .gemv import Gemv
+    from .runtime import Ranges
     from .ssd import ChunkScan
     from .ssd_stages import Stages
 
@@ -27,8 +29,14 @@ class Kernels:
         choices: Mapping[int, Choice],
         tables: Mapping[str, Table],
         multiprocessors: Mapping[int, int],
+        ranges: Ranges | None = None,
     ) -> None:
-        """`choices` and `multiprocessors` are by device, `tables` of what was loaded by kernel."""
+        """`choices` and `multiprocessors` are by device, `tables` of what was loaded by kernel.
+
+        `ranges` mark calls for a profiler.
+        """
+        # Milliseconds that `load` took.
+        self.load_ms = 0.0
         self._artifacts = artifacts
         self._choices = dict(choices)
         self._tables = dict(tables)
@@ -36,7 +44,7 @@ class Kernels:
         from .fallback import choose_linear
         from .gemv import Gemv
         from .gemv_plan import Planner
-        from .ssd import ChunkScan
+        from .ssd import ChunkScan, RangedChunkScan
         from .ssd_stages import Stages
 
         self._choose_linear = choose_linear
@@ -44,13 +52,17 @@ class Kernels:
         self._gemv: Gemv | None = None
         if "gemv" in tables or "gemv_any" in tables:
             planner = Planner(tables.get("gemv"), tables.get("gemv_any"), multiprocessors)
-            self._gemv = Gemv(planner)
+            self._gemv = Gemv(planner, ranges)
         self._chunk_scan: ChunkScan | None = None
         if "ssd_scan" in tables and "ssd_prepare" in tables:
-            self._chunk_scan = ChunkScan(self._tables, self._devices)
+            if ranges is None:
+                self._chunk_scan = ChunkScan(self._tables, self._devices)
+            else:
+                self._chunk_scan = RangedChunkScan(self._tables, self._devices, ranges)
         self._ssd = Stages(tables, multiprocessors)
 
-    @property
+    # Looked up once: then it is an attribute, which costs a call less than a property.
+    @functools.cached_property
     def gemv(self) -> Gemv:
         """The skinny GEMV: `kernels.gemv(x, weight, bias=None, out=None)`, and `.bind(weight)`.
 
@@ -64,7 +76,7 @@ class Kernels:
             )
         return self._gemv
 
-    @property
+    @functools.cached_property
     def mamba_chunk_scan_combined(self) -> ChunkScan:
         """The scan of Mamba2, with the arguments of mamba_ssm's function of the name.
 
@@ -117,12 +129,21 @@ class Kernels:
         return self._tables[kernel]
 
     def info(self) -> dict[str, Any]:
-        """Directory, manifest digest, and per device what was chosen, why, and each binary."""
+        """What was loaded, from where, and how long it took.
+
+        Directory, digest and selection of the manifest, milliseconds that `load` took, and per
+        device what was chosen, why, and each binary.
+        """
         manifest = self._artifacts.manifest
         return {
             "directory": str(self._artifacts.directory),
             "digest": manifest.digest,
             "tool": manifest.tool,
+            "selection": {
+                "archs": list(manifest.selection.archs),
+                "kernels": list(manifest.selection.kernels),
+            },
+            "load_ms": self.load_ms,
             "devices": {
                 device: {
                     "arch": choice.arch,

@@ -25,7 +25,7 @@ from .default import set_default
 from .kernels import Kernels
 from .library import Loaded, Table
 from .log import configure, logger
-from .runtime import device_indices, require_torch
+from .runtime import device_indices, nvtx_ranges, require_torch
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,7 @@ def load(
     *,
     devices: Iterable[int | str | torch.device] | None = None,
     preload: Iterable[str] = (),
+    nvtx: bool = False,
 ) -> Kernels:
     """Load compiled kernels.
 
@@ -65,11 +66,12 @@ def load(
             compiled when it is first used, or taken from the driver's own cache.
         devices: CUDA devices to load on; torch's current one if None.
         preload: Names of kernels whose PTX is compiled now and not at first use.
+        nvtx: Put an NVTX range, which profilers show, around each call of the GEMV and the scan.
 
     Raises:
         ArgumentError: an argument is of the wrong type, or names nothing.
         UsageError: `arch` is no architecture.
-        MissingDependency: torch is not installed.
+        MissingDependency: torch is not installed, or has no NVTX where that is asked for.
         DriverUnavailable: no driver, or no such device.
         ForkedProcess: in a child of a process that has used the driver.
         ArtifactsNotFound: no place holds artifacts that can be used; says why for each.
@@ -80,6 +82,7 @@ def load(
     began = time.perf_counter()
     configure()
     require_torch()
+    ranges = nvtx_ranges() if nvtx else None
     names, place = _names(preload), _path(path)
     arch = _arch(arch)
     chosen_devices, cuda = _devices(device_indices(devices))
@@ -100,18 +103,20 @@ def load(
         form = choices[device].form
         if form == "cubin" or loaded.binary.kernel in names:
             loaded.kernel()
-    took = 1e3 * (time.perf_counter() - began)
-    for device, choice in choices.items():
-        logger.info(
-            "device %d (%s): %s %s from %s, ready in %.1f ms",
-            *(device.index, device.name, choice.arch, choice.form, artifacts.directory, took),
-        )
     kernels = Kernels(
         artifacts,
         {device.index: choice for device, choice in choices.items()},
         tables,
         {device.index: device.multiprocessors for device in choices},
+        ranges,
     )
+    kernels.load_ms = 1e3 * (time.perf_counter() - began)
+    for device, choice in choices.items():
+        logger.info(
+            "device %d (%s): %s %s from %s, ready in %.1f ms",
+            *(device.index, device.name, choice.arch, choice.form, artifacts.directory),
+            kernels.load_ms,
+        )
     set_default(kernels)
     return kernels
 
@@ -238,6 +243,7 @@ def _pass_over(place: Place, error: SonataError, rejected: list[str]) -> None:
 def _read(artifacts: ArtifactSet, choices: dict[Device, Choice]) -> Iterable[tuple[Loaded, Device]]:
     """Each chosen binary with its verified bytes, read once however many devices take it."""
     manifest = artifacts.manifest
+    declarations = {declaration.name: declaration for declaration in manifest.kernels}
     images: dict[str, bytes] = {}
     for device, choice in choices.items():
         for binary in manifest.binaries:
@@ -246,7 +252,6 @@ def _read(artifacts: ArtifactSet, choices: dict[Device, Choice]) -> Iterable[tup
             payload = binary.payload(choice.form)
             if payload.sha256 not in images:
                 images[payload.sha256] = artifacts.read(payload)
-            declaration = manifest.declaration(binary.kernel)
-            assert declaration is not None  # a manifest does not parse without it
             image = images[payload.sha256]
+            declaration = declarations[binary.kernel]
             yield Loaded(binary, declaration, image, choice.form, device.index), device

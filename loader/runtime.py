@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..artifacts.errors import ArgumentError, DriverUnavailable, MissingDependency
 
@@ -41,6 +41,35 @@ def current_stream(device: int) -> int:
         # The public call makes a Stream object, 4 us; the handle alone takes 0.1 us.
         _raw_stream = torch._C._cuda_getCurrentRawStream
     return _raw_stream(device)
+
+
+class Ranges(NamedTuple):
+    """What marks ranges for a profiler."""
+
+    push: Callable[[str], object]
+    pop: Callable[[], object]
+
+    def named(self, name: str) -> tuple[Callable[[str], object], Callable[[], object], str]:
+        """Those of one name, as native calls take them."""
+        return self.push, self.pop, f"sonata_aot.{name}"
+
+
+def nvtx_ranges() -> Ranges:
+    """NVTX ranges, of torch.
+
+    Raises:
+        MissingDependency: this torch was built without NVTX.
+    """
+    nvtx = require_torch().cuda.nvtx
+    try:
+        nvtx.range_push("sonata_aot.load")
+        nvtx.range_pop()
+    except RuntimeError:
+        raise MissingDependency(
+            "nvtx: this torch was built without NVTX",
+            remedy="install a CUDA build of torch, or load without nvtx=True",
+        ) from None
+    return Ranges(nvtx.range_push, nvtx.range_pop)
 
 
 def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[int, ...]:

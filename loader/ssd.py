@@ -176,7 +176,7 @@ class ChunkScan:
         Raises:
             ArgumentError, VariantMissing: as for the call.
         """
-        bound = inspect.signature(self.__call__).bind(*arguments, **named)
+        bound = inspect.signature(ChunkScan.__call__).bind(self, *arguments, **named)
         bound.apply_defaults()
         given = bound.arguments
         check_chunk_size(given["chunk_size"])
@@ -210,6 +210,25 @@ class ChunkScan:
                 gpu = Gpu(found["multiprocessors"], found["shared_per_block_optin"])
                 self._gpus[found["index"]] = gpu
         return self._gpus[device]
+
+
+class RangedChunkScan(ChunkScan):
+    """The same, with a range of a profiler around each call."""
+
+    def __init__(
+        self, tables: Mapping[str, Table], devices: frozenset[int], ranges: runtime.Ranges
+    ) -> None:
+        """As for `ChunkScan`."""
+        super().__init__(tables, devices)
+        self._push, self._pop, self._name = ranges.named("mamba_chunk_scan_combined")
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """As for `ChunkScan`."""
+        self._push(self._name)
+        try:
+            return super().__call__(*arguments, **named)
+        finally:
+            self._pop()
 
 
 def _options(

@@ -290,6 +290,8 @@ class TestDoctorWithDevices:
         driver = {"available": True, "reason": "", "version": 12090, "library": "libcuda.so.1"}
         server = {"torch": "2.9", "driver": driver, "devices": [self.DEVICE]}
         monkeypatch.setattr("sonata_aot.aot.doctor._probe", lambda: server)
+        loaded = {"ms": 12.3, "problem": None}
+        monkeypatch.setattr("sonata_aot.aot.doctor._time_load", lambda *given: loaded)
 
     def test_names_the_choice_and_why_not_the_others(self, invoke: Invoke, built: Path) -> None:
         printed = json.loads(invoke("doctor", built, "--json").stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,22 @@ def test_two_devices_and_their_choices(doctor: Doctor) -> None:
         device = f"device {index}    Recording GPU {index}, compute capability 9.0, 132 multi"
         assert device in text
         assert f"            device {index}: sm90 cubin, highest cubin here that runs on" in text
+
+
+def test_how_long_load_takes(doctor: Doctor) -> None:
+    report, text = doctor(cc="9.0")
+    (place,) = report["places"]
+    assert place["load"]["problem"] is None
+    assert 0 < place["load"]["ms"] < 60_000
+    assert re.search(r"\n            load\(\) on device 0: [0-9.]+ ms", text)
+
+
+def test_why_load_fails(doctor: Doctor) -> None:
+    report, text = doctor(cc="9.0", fail="cuLibraryLoadData=200")
+    (place,) = report["places"]
+    assert place["load"]["ms"] is None
+    assert "CUDA_ERROR_INVALID_IMAGE" in place["load"]["problem"]
+    assert f"            load(): {place['load']['problem']}" in text
 
 
 def test_what_was_passed_over_and_why(doctor: Doctor) -> None:

@@ -26,6 +26,41 @@ from sonata_aot import loader
 from sonata_aot.loader import runtime
 from on_device import OnDevice, STREAM, failure, say, settled, swap, tensor
 """
+# Plain tensors, of the CPU, for the driver's stand-in: who checks them is told that they are on a
+# device. `slow` has an entry for each call that went to Python.
+PLAIN = """
+from sonata_aot.loader import bound, direct, gemv, tensors
+from gemv_launches import launches
+runtime.current_stream = lambda device: STREAMS[-1]
+STREAMS = [7]
+slow = []
+
+def there(tensor):
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return OnDevice(tensor, "cuda:1", negated=tensor.is_neg()) if plain else tensor
+
+def seen(function):
+    return lambda *given, **named: function(
+        *map(there, given), **{name: there(value) for name, value in named.items()}
+    )
+
+for name in ("check_dense", "check_out", "check_like", "end"):
+    setattr(tensors, name, seen(getattr(tensors, name)))
+for name in ("check", "check_weight"):
+    setattr(gemv.Gemv, name, seen(getattr(gemv.Gemv, name)))
+plain_run = gemv.run
+
+def run(plan, operands, x, weight, bias, out, *more):
+    slow.append(1)
+    made = out if out is not None else torch.empty(operands.rows, weight.shape[0], dtype=x.dtype)
+    plain_run(plan, operands, *map(there, (x, weight, bias, made)), *more)
+    return made
+
+gemv.run = bound.run = run
+k = loader.load(ARTIFACTS, devices=[0, 1])
+made = lambda *shape: torch.zeros(shape, dtype=torch.bfloat16)
+x, weight, out = made(2, 64), made(100, 64), made(2, 100)
+"""
 # Where the scripts find `on_device`.
 SUPPORT = Path(recording_libcuda.__file__).parents[1]
 
@@ -161,3 +196,10 @@ def call(recorder: LoaderRecorder, ssd_artifacts: Path) -> Callable[..., Outcome
         )
 
     return run
+
+
+@pytest.fixture
+def plain_call(recorder: LoaderRecorder, artifacts: Path) -> Callable[..., Outcome]:
+    """Runs a script after `PLAIN`, on two devices of sm90."""
+    env = {"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "2"}
+    return lambda script: recorder.loader(artifacts, PLAIN + script, env=env)

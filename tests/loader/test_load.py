@@ -25,6 +25,8 @@ def test_machine_code_of_the_device_is_loaded_at_once_and_nothing_else(
     assert loaded(outcome) == digests(manifest, "sm90", "cubin")
     assert outcome.value["devices"]["0"]["arch"] == "sm90"
     assert outcome.value["digest"] == manifest["digest"]
+    assert outcome.value["selection"] == manifest["selection"]
+    assert 0 < outcome.value["load_ms"] < 60_000
     assert len(outcome.named("cuKernelGetFunction")) == len(digests(manifest, "sm90", "cubin"))
 
 
@@ -325,3 +327,35 @@ def test_importing_the_loader_imports_no_torch_and_no_compiler(recorder):
     )
     assert outcome.stdout.strip() == "[]"
     assert not outcome.calls
+
+
+def test_each_file_is_read_and_hashed_once(recorder, artifacts, manifest):
+    """However many devices take it; the manifest, too."""
+    outcome = recorder.loader(
+        artifacts,
+        """
+        import hashlib, os
+        from collections import Counter
+        hashed, opened, sha256, plain_open = Counter(), Counter(), hashlib.sha256, os.open
+        def counted(data=b""):
+            hashed[sha256(data).hexdigest()] += 1
+            return sha256(data)
+        def seen(path, *given, **named):
+            opened[os.path.basename(path)] += 1
+            return plain_open(path, *given, **named)
+        hashlib.sha256, os.open = counted, seen
+        loader.load(ARTIFACTS, devices=[0, 1])
+        say([dict(hashed), dict(opened)])
+        """,
+        env={"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "2"},
+    )
+    hashed, opened = outcome.value
+    files = {
+        binary["cubin"]["sha256"] for binary in manifest["binaries"] if binary["arch"] == "sm90"
+    }
+    assert hashed == dict.fromkeys((*files, manifest["digest"]), 1)
+    names = {f"{digest}.cubin" for digest in files}
+    assert {name: count for name, count in opened.items() if name in names} == dict.fromkeys(
+        names, 1
+    )
+    assert opened["manifest.json"] == 1

@@ -143,9 +143,14 @@ def _launch(
 SETTLED = 1 << 35
 
 
+def issued(outcome: Outcome) -> list[dict[str, Any]]:
+    """Launches as the driver's stand-in writes them down, in order."""
+    return outcome.named("cuLaunchKernel", "cuLaunchKernelEx")
+
+
 def launches(outcome: Outcome) -> list[dict[str, Any]]:
     """What the driver was given, launch by launch, without those of `on_device.settled`."""
-    found = [seen(launch) for launch in outcome.named("cuLaunchKernel", "cuLaunchKernelEx")]
+    found = [seen(launch) for launch in issued(outcome)]
     return [launch for launch in found if launch["params"]["out"] != SETTLED]
 
 

@@ -89,7 +89,7 @@ class Emulated:
                 data[:] = POISON
                 places[number] = memory.buffer(data, f"made {number}", writable=True).address
         self.launched = []
-        for loaded, values in launches.items:
+        for loaded, values, _ in launches.items:
             self.launched.append(loaded.binary.kernel)
             if loaded.binary.kernel != self.left_out:
                 self._kernel(loaded).run(memory, _placed(values, places))
