@@ -8,12 +8,15 @@ import sys
 
 from ..artifacts import __version__
 from ..artifacts.errors import SonataError
-from .default import linear
+from .default import linear, set_default
 from .kernels import Kernels
 from .load import load
+from .patch import patch
 
 if sys.modules.get("torch") is not None:
     # What needs torch is imported with this package, and not by the first `load`.
     importlib.import_module(".fallback", __name__)
+    importlib.import_module(".operators", __name__)
+    importlib.import_module(".patching", __name__)
 
-__all__ = ["Kernels", "SonataError", "__version__", "linear", "load"]
+__all__ = ["Kernels", "SonataError", "__version__", "linear", "load", "patch", "set_default"]

@@ -33,6 +33,7 @@ class Kernels:
         self._choices = dict(choices)
         self._tables = dict(tables)
         # These need torch, which `load` asks for and this package's import does not.
+        from . import operators  # noqa: F401 - defines torch.ops.sonata_aot
         from .fallback import choose_linear
         from .gemv import Gemv
         from .gemv_plan import Planner
@@ -49,6 +50,11 @@ class Kernels:
         if "ssd_scan" in tables and "ssd_prepare" in tables:
             self._chunk_scan = ChunkScan(self._tables, self._devices)
         self._ssd = Stages(tables, multiprocessors)
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """The devices that kernels were loaded on."""
+        return self._devices
 
     @property
     def gemv(self) -> Gemv:

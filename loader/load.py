@@ -21,7 +21,7 @@ from ..artifacts.errors import (
 )
 from ..artifacts.places import Place, search
 from ..artifacts.store import ArtifactSet, open_artifacts
-from .default import set_default
+from .default import offer_default
 from .kernels import Kernels
 from .library import Loaded, Table
 from .log import configure, logger
@@ -112,7 +112,7 @@ def load(
         tables,
         {device.index: device.multiprocessors for device in choices},
     )
-    set_default(kernels)
+    offer_default(kernels)
     return kernels
 
 
