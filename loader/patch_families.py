@@ -55,8 +55,8 @@ class Family:
         found = getattr(sys.modules.get(self.package), "__version__", "of no known version")
         tested = TESTED[self.package]
         if not found.startswith(tested):
-            versions = " and ".join(f"{version.rstrip('.')}" for version in tested)
-            return f"{self.package} {found} was not tested; {versions} were"
+            versions = ", ".join(version.rstrip(".") for version in tested)
+            return f"{self.package} {found} was not tested; tested: {versions}"
         own = original_class(mixer)
         if own.forward is not self._class().forward:
             return f"{own.__name__} has a forward of its own"

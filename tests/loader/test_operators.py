@@ -16,6 +16,8 @@ from sonata_aot import loader
 from sonata_aot.artifacts.errors import ArgumentError, SonataError
 from sonata_aot.loader import default, operators
 
+SCAN: Any = operators.mamba_chunk_scan_combined
+
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlainKernels]:
@@ -48,7 +50,7 @@ class Scan(torch.nn.Module):
         self.options = options
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        return operators.mamba_chunk_scan_combined(*tensors, 64, **self.options)
+        return SCAN(*tensors, 64, **self.options)
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -97,7 +99,7 @@ def test_the_scan_returns_what_was_asked_for(
     expected = kernels.mamba_chunk_scan_combined(*tensors, 64, **options)
     assert kernels.scans[-1]["dt_limit"] == (0.01, 2.0)
     module = Scan(**options)
-    calls = [module]
+    calls: list[Any] = [module]
     if final and varlen:  # tracing takes its time
         calls.append(torch.compile(module, fullgraph=True, backend="aot_eager"))
         calls.append(torch.export.export(module, tensors).module())
@@ -131,9 +133,9 @@ def test_gradients_are_a_clear_error(kernels: PlainKernels) -> None:
     tensors = list(ssd_operands())
     tensors[2].requires_grad_()
     with pytest.raises(ArgumentError, match=r"mamba_chunk_scan_combined.*requires grad"):
-        operators.mamba_chunk_scan_combined(*tensors, 64)
+        SCAN(*tensors, 64)
     with torch.inference_mode():
-        operators.mamba_chunk_scan_combined(*tensors, 64)
+        SCAN(*tensors, 64)
 
 
 def test_without_kernels_they_say_so(
