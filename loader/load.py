@@ -26,6 +26,7 @@ from .kernels import Kernels
 from .library import Loaded, Table
 from .log import configure, logger
 from .runtime import device_indices, require_torch
+from .strict import refuse_ptx, require_kernels
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,7 @@ def load(
     *,
     devices: Iterable[int | str | torch.device] | None = None,
     preload: Iterable[str] = (),
+    strict: bool = False,
 ) -> Kernels:
     """Load compiled kernels.
 
@@ -65,6 +67,8 @@ def load(
             compiled when it is first used, or taken from the driver's own cache.
         devices: CUDA devices to load on; torch's current one if None.
         preload: Names of kernels whose PTX is compiled now and not at first use.
+        strict: Promise that nothing is compiled or loaded later: take machine code only, and fail
+            unless the GEMV and the scan have their kernels on every device.
 
     Raises:
         ArgumentError: an argument is of the wrong type, or names nothing.
@@ -74,12 +78,14 @@ def load(
         ForkedProcess: in a child of a process that has used the driver.
         ArtifactsNotFound: no place holds artifacts that can be used; says why for each.
         ArtifactError: the named place's manifest or a file in it is wrong.
-        VariantMissing: what was found has nothing for a device.
+        VariantMissing: what was found has nothing for a device, or, if strict, lacks a kernel.
         DriverError: the driver refused a binary.
     """
     began = time.perf_counter()
     configure()
     require_torch()
+    if strict:
+        refuse_ptx(allow_ptx)
     names, place = _names(preload), _path(path)
     arch = _arch(arch)
     chosen_devices, cuda = _devices(device_indices(devices))
@@ -100,6 +106,8 @@ def load(
         form = choices[device].form
         if form == "cubin" or loaded.binary.kernel in names:
             loaded.kernel()
+    if strict:
+        require_kernels(tables, {device.index: choice for device, choice in choices.items()})
     took = 1e3 * (time.perf_counter() - began)
     for device, choice in choices.items():
         logger.info(
