@@ -55,6 +55,12 @@ def run(tmp_path: Path, *options: str) -> dict[str, Any]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def compiles(command: str) -> bool:
+    """Whether a process is a compiler; `ctypes.util.find_library` has one trace its search."""
+    name, *options = command.split() or [""]
+    return Path(name).name in TOOLS and not {"-Wl,-t", "-t"} & set(options)
+
+
 def check_entries(entries: list[dict[str, Any]]) -> None:
     """Our scan ran in every layer's prefill, our GEMV in every projection's decode steps."""
     mixers = [entry for entry in entries if entry["kernel"] == "mamba_chunk_scan_combined"]
@@ -75,7 +81,7 @@ def test_a_patched_model_compiles_nothing(tmp_path: Path):
     check_entries(found["entries"])
     assert found["compiled"] == []
     assert found["tuned"] == []
-    assert not TOOLS & set(found["processes"])
+    assert [command for command in found["processes"] if compiles(command)] == []
     assert not [name for name in found["libraries"] if "ptxjit" in name]
     assert not (tmp_path / "triton").exists()
 

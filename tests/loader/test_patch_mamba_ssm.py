@@ -1,7 +1,5 @@
 """Patched `Mamba2` of mamba_ssm, by a stand-in that calls functions as 2.3.2.post1 does."""
 
-# ruff: noqa: N806 - A, B and C are the names of the calls.
-
 from __future__ import annotations
 
 import importlib
@@ -14,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
-import ssd_reference
+from mamba2_reference import error, expected
 from plain_kernels import PlainKernels
 from sonata_aot import loader
 from sonata_aot.loader import default, fallback
@@ -136,48 +134,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> PlainKernels:
 
 def make(mamba_ssm: Any, **options: Any) -> Any:
     return mamba_ssm.Mamba2(**options).to(torch.bfloat16).requires_grad_(False)
-
-
-def expected(module: Any, u: Tensor) -> Tensor:
-    """What mamba_ssm documents, in float64 from the projected input on."""
-    zxbcdt = module.in_proj(u).double()
-    dim, states, heads = module.d_ssm, module.ngroups * module.d_state, module.nheads
-    d_mlp = (zxbcdt.shape[-1] - 2 * dim - 2 * states - heads) // 2
-    parts = [d_mlp, d_mlp, dim, dim + 2 * states, heads]
-    z0, x0, z, xBC, dt = zxbcdt.split(parts, -1)
-    weight, bias = module.conv1d.weight.double(), module.conv1d.bias.double()
-    rows = [torch.zeros_like(xBC[:, :3]), xBC]
-    padded = torch.cat(rows, 1)
-    # Four taps back from each token.
-    xBC = sum(padded[:, tap : tap + u.shape[1]] * weight[:, 0, tap] for tap in range(4))
-    x, B, C = silu(torch.as_tensor(xBC + bias)).split([dim, states, states], -1)
-    D = module.D.view(-1, module.headdim) if module.D_has_hdim else module.D
-    y: Any = ssd_reference.scan(
-        x.unflatten(-1, (heads, -1)),
-        dt,
-        -torch.exp(module.A_log.double()),
-        B.unflatten(-1, (module.ngroups, -1)),
-        C.unflatten(-1, (module.ngroups, -1)),
-        64,
-        D=D,
-        z=None if module.rmsnorm else z.unflatten(-1, (heads, -1)),
-        dt_bias=module.dt_bias,
-        dt_softplus=True,
-    )
-    y = y.flatten(2)
-    if module.rmsnorm:
-        y = y if module.norm_before_gate else y * silu(z)
-        groups = y.unflatten(-1, (module.ngroups, -1))
-        scale = (groups.square().mean(-1, keepdim=True) + module.norm.eps).sqrt()
-        y = (groups / scale).flatten(2) * module.norm.weight.double()
-        y = y * silu(z) if module.norm_before_gate else y
-    y = torch.cat([silu(z0) * x0, y], -1)
-    bias = module.out_proj.bias
-    return linear(y, module.out_proj.weight.double(), None if bias is None else bias.double())
-
-
-def error(found: Tensor, wanted: Tensor) -> float:
-    return ((found.double() - wanted).norm() / wanted.norm()).item()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ without it they are hidden. With --stop it ends at the first thing that is compi
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import sys
@@ -48,10 +49,9 @@ class Watch:
         }
 
     def _hook_triton(self) -> None:
-        from triton.runtime.autotuner import Autotuner
-        from triton.runtime.jit import JITFunction
-
-        compile_one, bench = JITFunction._do_compile, Autotuner._bench
+        tuner_class = importlib.import_module("triton.runtime.autotuner").Autotuner
+        function_class = importlib.import_module("triton.runtime.jit").JITFunction
+        compile_one, bench = function_class._do_compile, tuner_class._bench
 
         def do_compile(function: Any, *arguments: Any, **named: Any) -> Any:
             self._note(self.compiled, f"{function.fn.__module__}.{function.fn.__name__}")
@@ -62,8 +62,8 @@ class Watch:
             self._note(self.tuned, f"{function.__module__}.{function.__name__}")
             return bench(tuner, *arguments, **named)
 
-        JITFunction._do_compile = do_compile
-        Autotuner._bench = do_bench
+        function_class._do_compile = do_compile
+        tuner_class._bench = do_bench
 
     def _note(self, seen: list[str], name: str) -> None:
         seen.append(name)
@@ -72,7 +72,7 @@ class Watch:
 
     def _audit(self, event: str, arguments: Any) -> None:
         if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
-            self.processes.append(Path(str(arguments[0])).name)
+            self.processes.append(" ".join(map(str, arguments[1] if arguments[1:] else arguments)))
 
     @staticmethod
     def _mapped() -> set[str]:
