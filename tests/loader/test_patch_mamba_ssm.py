@@ -17,7 +17,7 @@ from torch.nn.functional import silu
 from mamba2_reference import error, expected
 from plain_kernels import PlainKernels
 from sonata_aot import loader
-from sonata_aot.loader import default, fallback
+from sonata_aot.loader import fallback
 
 # The real class has more arguments; what its forward calls, and with what, is the same.
 STAND_IN = """
@@ -121,15 +121,6 @@ def mamba_ssm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
         del sys.modules[name]
     sys.modules.update(kept)
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> PlainKernels:
-    """Kernels that patched models take for the process's, on CPU tensors."""
-    found = PlainKernels()
-    monkeypatch.setattr(default, "_default", found)
-    monkeypatch.setattr(fallback, "device_of", lambda tensor: 0 if tensor.is_cpu else None)
-    return found
 
 
 def make(mamba_ssm: Any, **options: Any) -> Any:

@@ -18,20 +18,11 @@ import small_models
 from plain_kernels import PlainKernels
 from small_models import generate, make, tokens
 from sonata_aot import loader
-from sonata_aot.loader import default, fallback, operators, patch_families
+from sonata_aot.loader import fallback, operators, patch_families
 
 pytest.importorskip("transformers")
 
 HEADDIM, DSTATE = 8, 16
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> PlainKernels:
-    """Kernels that patched models take for the process's, on CPU tensors."""
-    found = PlainKernels()
-    monkeypatch.setattr(default, "_default", found)
-    monkeypatch.setattr(fallback, "device_of", lambda tensor: 0 if tensor.is_cpu else None)
-    return found
 
 
 @pytest.fixture
