@@ -61,6 +61,8 @@ gpu: $(STAMP)
 	$(call bench,gemv_bias,--bias)
 	$(BIN)/python -m benchmarks.gemv_chain $(MEASURED)/all --json $(RESULTS)/gemv_chain.json
 	$(BIN)/python -m benchmarks.launch $(MEASURED)/default --json $(RESULTS)/launch.json
+	$(BIN)/python -m benchmarks.decode_step $(MEASURED)/all --json $(RESULTS)/decode_step.json
+	SONATA_AOT_DIR=$(MEASURED)/default $(BIN)/python -m examples.decode_graph
 	$(BIN)/python -m benchmarks.first_call $(MEASURED)/default --json $(RESULTS)/first_call.json
 	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --kernel ssd_copy --kernel ssd_pass --kernel ssd_prepare --kernel ssd_scan \
 		--kernel read --out $(MEASURED)/scan

@@ -54,6 +54,13 @@ def _level(text: str) -> str:
     return word
 
 
+def _switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("0", "1", "false", "true", "no", "yes", "off", "on"):
+        raise ValueError(text)
+    return word in ("1", "true", "yes", "on")
+
+
 def _path(text: str) -> Path:
     return Path(text).expanduser()
 
@@ -75,6 +82,13 @@ SONATA_AOT_LOG_LEVEL: Variable[str | None] = Variable(
     "debug, info, warning or error",
     "Least severe message that the loader logs; unset: the application decides.",
 )
+SONATA_AOT_DISABLE: Variable[bool] = Variable(
+    "SONATA_AOT_DISABLE",
+    _switch,
+    False,
+    "1 or 0",
+    "With 1, models that loader.patch has changed run their original code.",
+)
 MAX_JOBS: Variable[int | None] = Variable(
     "MAX_JOBS", _natural, None, "an integer of 1 or more", "Most compile workers at once."
 )
@@ -92,6 +106,7 @@ ALL: tuple[Variable[Any], ...] = (
     SONATA_AOT_DIR,
     SONATA_AOT_CACHE_DIR,
     SONATA_AOT_LOG_LEVEL,
+    SONATA_AOT_DISABLE,
     MAX_JOBS,
     TORCH_CUDA_ARCH_LIST,
     NO_COLOR,

@@ -8,13 +8,14 @@ import sys
 
 from ..artifacts import __version__
 from ..artifacts.errors import SonataError
-from .default import linear
+from .default import linear, set_default
 from .kernels import Kernels
 from .load import load
+from .patch import patch
 
 if sys.modules.get("torch") is not None:
     # What needs torch is imported with this package, and not by the first `load`.
-    for _room in (".fallback", ".ssd", ".ssd_stages"):
+    for _room in (".fallback", ".operators", ".patching", ".ssd", ".ssd_stages"):
         importlib.import_module(_room, __name__)
 
-__all__ = ["Kernels", "SonataError", "__version__", "linear", "load"]
+__all__ = ["Kernels", "SonataError", "__version__", "linear", "load", "patch", "set_default"]

@@ -13,55 +13,88 @@ from .tensors import DTYPES, LARGEST
 # Subclasses may mean something else by the same numbers.
 _PLAIN = (Tensor, torch.nn.Parameter)
 
+# Why a call is torch's.
+WATCHED = "compiled, traced or transformed by torch"
+SUBCLASS = "tensor subclasses"
+ELSEWHERE = "tensors not on a device with kernels"
+DTYPE = "dtypes without kernels, or mixed"
+MISFIT = "sizes that do not fit"
+ROWS = f"more than {MOST_ROWS} rows, or none"
+LAYOUT = "layouts that kernels do not read"
+AUTOCAST = "autocast"
+GRADIENT = "a gradient was asked for"
+
 
 def is_plain(tensor: object) -> bool:
     """Whether an argument is a tensor that is nothing but its elements."""
     return type(tensor) in _PLAIN
 
 
+def device_of(tensor: Tensor) -> int | None:
+    """The number of the CUDA device that a tensor is on."""
+    return tensor.get_device() if tensor.is_cuda else None
+
+
 def choose_linear(
     gemv: Gemv | None, devices: frozenset[int], x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     """See `Kernels.linear`."""
-    if gemv is None or not _applies(devices, x, weight, bias):
+    if gemv is None or why_not(devices, x, weight, bias) is not None:
         return torch.nn.functional.linear(x, weight, bias)
     if x.dim() == 2 and x.stride(1) == 1:
         return gemv(x, weight, bias)
-    # Few rows, so a copy costs little where they do not lie as the kernel needs them.
-    out = gemv(x.reshape(-1, x.shape[-1]).contiguous(), weight, bias)
-    return out.view(*x.shape[:-1], weight.shape[0])
+    return gemv(as_rows(x), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
-def _applies(devices: frozenset[int], x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the GEMV computes what F.linear would; what is wrong with a call F.linear says."""
-    if _is_watched() or not (is_plain(x) and is_plain(weight) and (bias is None or is_plain(bias))):
-        return False
-    if not x.is_cuda or x.get_device() not in devices or x.dtype not in DTYPES:
-        return False
+def as_rows(x: Tensor) -> Tensor:
+    """X as (M, K) whose rows are contiguous.
+
+    Few rows, so a copy costs little where they do not lie as the kernel needs them.
+    """
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def why_not(devices: frozenset[int], x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    """Why the GEMV would not compute what F.linear would; None if it would.
+
+    What is wrong with a call F.linear says.
+    """
+    if is_watched():
+        return WATCHED
+    if not (is_plain(x) and is_plain(weight) and (bias is None or is_plain(bias))):
+        return SUBCLASS
+    if device_of(x) not in devices:
+        return ELSEWHERE
+    if x.dtype not in DTYPES:
+        return DTYPE
     if x.is_nested or x.dim() == 0 or weight.dim() != 2:
-        return False
+        return MISFIT
     k, (n, weight_k) = x.shape[-1], weight.shape
-    return (
-        k == weight_k
-        and 1 <= n <= LARGEST
-        and 1 <= k <= LARGEST
-        and 1 <= x.numel() // k <= MOST_ROWS
-        and (bias is None or bias.shape == (n,))
-        and _is_readable(x, x)
-        and _is_readable(weight, x)
-        and weight.stride(1) == 1
-        and (bias is None or (_is_readable(bias, x) and (n == 1 or bias.stride(0) == 1)))
-        and not torch.is_autocast_enabled("cuda")
-        and not (
-            torch.is_grad_enabled()
-            and (
-                x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-            )
-        )
-    )
+    if not (k == weight_k and 1 <= n <= LARGEST and 1 <= k <= LARGEST):
+        return MISFIT
+    if not 1 <= x.numel() // k <= MOST_ROWS:
+        return ROWS
+    if bias is not None and bias.shape != (n,):
+        return MISFIT
+    for tensor in (x, weight) if bias is None else (x, weight, bias):
+        if tensor.dtype is not x.dtype:
+            return DTYPE
+        if device_of(tensor) != device_of(x):
+            return ELSEWHERE
+        if not _is_readable(tensor):
+            return LAYOUT
+    if weight.stride(1) != 1 or (bias is not None and n != 1 and bias.stride(0) != 1):
+        return LAYOUT
+    if torch.is_autocast_enabled("cuda"):
+        return AUTOCAST
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return GRADIENT
+    return None
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether torch is to see the operation itself: to compile, trace or transform it."""
     return (
         torch.compiler.is_compiling()
@@ -72,13 +105,10 @@ def _is_watched() -> bool:
     )
 
 
-def _is_readable(tensor: Tensor, x: Tensor) -> bool:
-    """Whether a tensor like x has elements in memory that a kernel can read as they are."""
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether a tensor has elements in memory that a kernel can read as they are."""
     return (
-        tensor.dtype is x.dtype
-        and tensor.is_cuda
-        and tensor.get_device() == x.get_device()
-        and tensor.layout is torch.strided
+        tensor.layout is torch.strided
         and not tensor.is_neg()
         and tensor.data_ptr() != 0
         and tensor.data_ptr() % tensor.element_size() == 0

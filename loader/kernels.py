@@ -41,6 +41,7 @@ class Kernels:
         self._choices = dict(choices)
         self._tables = dict(tables)
         # These need torch, which `load` asks for and this package's import does not.
+        from . import operators  # noqa: F401 - defines torch.ops.sonata_aot
         from .fallback import choose_linear
         from .gemv import Gemv
         from .gemv_plan import Planner
@@ -60,6 +61,11 @@ class Kernels:
             else:
                 self._chunk_scan = RangedChunkScan(self._tables, self._devices, ranges)
         self._ssd = Stages(tables, multiprocessors)
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """The devices that kernels were loaded on."""
+        return self._devices
 
     # Looked up once: then it is an attribute, which costs a call less than a property.
     @functools.cached_property

@@ -21,11 +21,12 @@ from ..artifacts.errors import (
 )
 from ..artifacts.places import Place, search
 from ..artifacts.store import ArtifactSet, open_artifacts
-from .default import set_default
+from .default import offer_default
 from .kernels import Kernels
 from .library import Loaded, Table
 from .log import configure, logger
 from .runtime import device_indices, nvtx_ranges, require_torch
+from .strict import refuse_ptx, require_kernels
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,7 @@ def load(
     devices: Iterable[int | str | torch.device] | None = None,
     preload: Iterable[str] = (),
     nvtx: bool = False,
+    strict: bool = False,
 ) -> Kernels:
     """Load compiled kernels.
 
@@ -67,6 +69,8 @@ def load(
         devices: CUDA devices to load on; torch's current one if None.
         preload: Names of kernels whose PTX is compiled now and not at first use.
         nvtx: Put an NVTX range, which profilers show, around each call of the GEMV and the scan.
+        strict: Promise that nothing is compiled or loaded later: take machine code only, and fail
+            unless the GEMV and the scan have their kernels on every device.
 
     Raises:
         ArgumentError: an argument is of the wrong type, or names nothing.
@@ -76,13 +80,15 @@ def load(
         ForkedProcess: in a child of a process that has used the driver.
         ArtifactsNotFound: no place holds artifacts that can be used; says why for each.
         ArtifactError: the named place's manifest or a file in it is wrong.
-        VariantMissing: what was found has nothing for a device.
+        VariantMissing: what was found has nothing for a device, or, if strict, lacks a kernel.
         DriverError: the driver refused a binary.
     """
     began = time.perf_counter()
     configure()
     require_torch()
     ranges = nvtx_ranges() if nvtx else None
+    if strict:
+        refuse_ptx(allow_ptx)
     names, place = _names(preload), _path(path)
     arch = _arch(arch)
     chosen_devices, cuda = _devices(device_indices(devices))
@@ -103,6 +109,8 @@ def load(
         form = choices[device].form
         if form == "cubin" or loaded.binary.kernel in names:
             loaded.kernel()
+    if strict:
+        require_kernels(tables, {device.index: choice for device, choice in choices.items()})
     kernels = Kernels(
         artifacts,
         {device.index: choice for device, choice in choices.items()},
@@ -117,7 +125,7 @@ def load(
             *(device.index, device.name, choice.arch, choice.form, artifacts.directory),
             kernels.load_ms,
         )
-    set_default(kernels)
+    offer_default(kernels)
     return kernels
 
 

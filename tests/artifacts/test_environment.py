@@ -39,6 +39,9 @@ def test_each_variable_is_declared_once_and_documented() -> None:
         ("SONATA_AOT_CACHE_DIR", "/a b", Path("/a b")),
         ("SONATA_AOT_LOG_LEVEL", "Debug", "debug"),
         ("SONATA_AOT_LOG_LEVEL", " error ", "error"),
+        ("SONATA_AOT_DISABLE", "1", True),
+        ("SONATA_AOT_DISABLE", "On", True),
+        ("SONATA_AOT_DISABLE", "0", False),
         ("MAX_JOBS", "1", 1),
         ("MAX_JOBS", " 16 ", 16),
         ("TORCH_CUDA_ARCH_LIST", "8.6;9.0+PTX", "8.6;9.0+PTX"),
@@ -66,6 +69,7 @@ def test_a_value_is_read_as_its_type(
         ("MAX_JOBS", "9" * 5000),
         ("SONATA_AOT_LOG_LEVEL", "loud"),
         ("SONATA_AOT_LOG_LEVEL", "10"),
+        ("SONATA_AOT_DISABLE", "2"),
         ("SONATA_AOT_DIR", "~no-such-user-here/x"),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 
 import recording_libcuda
 import ssd_launches
+from plain_kernels import PlainKernels
 from recording_libcuda import Outcome, Recorder
 from sonata_aot.artifacts import Binary, Declaration, Payload, open_artifacts, publish
 from sonata_aot.artifacts.manifest import binary_order
@@ -203,3 +204,14 @@ def plain_call(recorder: LoaderRecorder, artifacts: Path) -> Callable[..., Outco
     """Runs a script after `PLAIN`, on two devices of sm90."""
     env = {"SONATA_TEST_CUDA_CC": "9.0", "SONATA_TEST_CUDA_DEVICES": "2"}
     return lambda script: recorder.loader(artifacts, PLAIN + script, env=env)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> PlainKernels:
+    """Kernels that patched models take for the process's, on CPU tensors."""
+    from sonata_aot.loader import default, fallback
+
+    found = PlainKernels()
+    monkeypatch.setattr(default, "_default", found)
+    monkeypatch.setattr(fallback, "device_of", lambda tensor: 0 if tensor.is_cpu else None)
+    return found

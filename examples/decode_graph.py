@@ -1,0 +1,166 @@
+"""Time to first audio: a decode graph captured for every request, and one that all requests replay.
+
+    sonata-aot build --arch sm90
+    python -m examples.decode_graph
+
+A stack of the size of Zonos' hybrid backbone with random weights, patched, generates greedily for a
+few requests, from random first tokens. Printed for both ways are the time from a request to its
+first token, capture included, and the steady time of a step; how many different outputs there were
+(a graph that captured nothing repeats itself); and at how many steps tokens differ between the two
+ways, and from the unpatched stack. Such flips are information: sums in another order round
+otherwise, and with random weights many logits are close.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sonata_aot import loader
+
+from .hybrid_stack import VOCABULARY, HybridStack, make
+
+
+class Decoder:
+    """A step in a graph: reads `tokens`, leaves the next ones there and their logits."""
+
+    def __init__(self, stack: HybridStack, batch: int) -> None:
+        """Nothing is captured yet."""
+        self.stack = stack
+        self.tokens = torch.zeros(batch, dtype=torch.int64, device="cuda")
+        self.logits = torch.zeros(batch, VOCABULARY, device="cuda", dtype=torch.bfloat16)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def warm_up(self) -> None:
+        """Run a few steps on a side stream, as what is captured must have run before."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+
+    def capture(self) -> None:
+        """Capture the step anew."""
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._step()
+
+    def start(self, first: Tensor) -> None:
+        """Begin a request with these tokens."""
+        self.stack.reset()
+        self.tokens.copy_(first)
+
+    def step(self) -> list[int]:
+        """Replay the step; the next tokens, on the host."""
+        assert self._graph is not None
+        self._graph.replay()
+        return self.tokens.tolist()
+
+    def _step(self) -> None:
+        self.logits.copy_(self.stack(self.tokens))
+        self.tokens.copy_(self.logits.argmax(-1))
+
+
+@dataclass
+class Run:
+    """What the requests of one way took, in milliseconds, and gave."""
+
+    first: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    captures: list[float] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    outputs: set[float] = field(default_factory=set)
+
+
+def serve(decoder: Decoder, requests: list[Tensor], steps: int, *, capture_each: bool) -> Run:
+    """Answer the requests one after another."""
+    run = Run()
+    if not capture_each:
+        decoder.capture()
+    for first in requests:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        if capture_each:
+            decoder.capture()
+            run.captures.append(1e3 * (time.perf_counter() - began))
+        decoder.start(first)
+        for number in range(steps):
+            stepped = time.perf_counter()
+            run.tokens.append(decoder.step())
+            now = time.perf_counter()
+            if number:
+                run.steps.append(1e3 * (now - stepped))
+            else:
+                run.first.append(1e3 * (now - began))
+            run.outputs.add(decoder.logits.double().sum().item())
+    return run
+
+
+def flips(one: Run, other: Run) -> str:
+    """Where the tokens of two runs differ."""
+    different = [a != b for a, b in zip(one.tokens, other.tokens, strict=True)]
+    return f"{sum(different)} of {len(different)} steps"
+
+
+def main() -> None:
+    """Print the table; exit 1 if a graph repeats itself."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m examples.decode_graph")
+    parser.add_argument("directory", type=Path, nargs="?", default=None, help="artifacts")
+    parser.add_argument("--requests", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=64, help="tokens of each request")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--mamba-layers", type=int, default=34)
+    parser.add_argument("--attention-layers", type=int, default=12)
+    options = parser.parse_args()
+
+    loader.load(options.directory, allow_ptx=True)
+    stack = make(
+        options.batch,
+        max(options.steps, 4),
+        mamba_layers=options.mamba_layers,
+        attention_layers=options.attention_layers,
+    )
+    requests = [
+        torch.randint(VOCABULARY, (options.batch,), device="cuda") for _ in range(options.requests)
+    ]
+    decoder = Decoder(stack, options.batch)
+    decoder.warm_up()
+    unpatched = serve(decoder, requests, options.steps, capture_each=False)
+    with loader.patch(stack) as report:
+        print(report)
+        stack.reset()
+        decoder.warm_up()
+        each = serve(decoder, requests, options.steps, capture_each=True)
+        once = serve(decoder, requests, options.steps, capture_each=False)
+    captured = statistics.median(each.captures)
+    print(f"\n{'':30}{'first token':>14}{'later steps':>14}{'distinct outputs':>18}")
+    steps = options.requests * options.steps
+    for name, run in (
+        ("captured for each request", each),
+        ("captured once", once),
+        ("captured once, unpatched", unpatched),
+    ):
+        print(
+            f"{name:30}{statistics.median(run.first):11.2f} ms{statistics.median(run.steps):11.3f} "
+            f"ms{len(run.outputs):11} of {steps}"
+        )
+    print(f"a capture takes {captured:.2f} ms")
+    print(
+        f"token flips: {flips(each, once)} between the two ways, {flips(once, unpatched)} unpatched"
+    )
+    if min(len(run.outputs) for run in (each, once)) < steps // 2:
+        raise SystemExit(
+            "the outputs repeat themselves: a graph is empty, or its input is not read"
+        )
+
+
+if __name__ == "__main__":
+    main()
