@@ -29,7 +29,7 @@ def with_globals(function: Callable[..., Any], names: Mapping[str, Any]) -> Func
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
         copied = {**function.__globals__, **names}
-        # torch.compile looks names up in the module of this name, where there is one.
+        # By this name torch.compile would guard what the module has, and not what this copy has.
         copied.pop("__name__", None)
         return _copy(function, copied, function.__closure__)
     rebuilt = with_globals(inner, names)
