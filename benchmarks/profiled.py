@@ -2,7 +2,7 @@ r"""A few launches of one kernel, for a profiler to look at.
 
     ncu --clock-control none --section SpeedOfLight --section WarpStateStats \
         --section ComputeWorkloadAnalysis --kernel-name regex:gemv --launch-skip 2 \
-        python -m benchmarks.profiled artifacts --arch sm86 gemv --m 4 --n 14336 --k 4096
+        python -m benchmarks.profiled --artifacts DIR --arch sm86 gemv --m 4 --n 14336 --k 4096
 
 `scan` takes `--shape`, as `sonata-aot bench ssd` does. Launches come one after the other, each on
 operands of its own, so that nothing is left of them in the L2.
@@ -41,7 +41,7 @@ def scan(kernels: loader.Kernels, shape: Shape) -> None:
 def main() -> None:
     """Launch what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.profiled")
-    parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
+    parser.add_argument("--artifacts", type=Path, default=default_artifacts())
     parser.add_argument("--arch", default="sm90")
     kinds = parser.add_subparsers(dest="kernel", required=True)
     of_gemv = kinds.add_parser("gemv")

@@ -46,6 +46,8 @@ def scan_operands(seqlen: int = 96) -> tuple[torch.Tensor, ...]:
     )
 
 
+# Torch 2.11's own, of its compiler's imports and of how it reads its archive.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_compiled_module(kernels: loader.Kernels):
     module, x = Projection(), random(2, K)
     compiled = torch.compile(module, fullgraph=True)
@@ -55,6 +57,7 @@ def test_a_compiled_module(kernels: loader.Kernels):
     assert not torch.equal(compiled(x), expected)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_an_exported_module(kernels: loader.Kernels, tmp_path: Path):
     module, x = Projection(), random(2, K)
     torch.export.save(torch.export.export(module, (x,)), tmp_path / "program.pt2")
@@ -64,6 +67,7 @@ def test_an_exported_module(kernels: loader.Kernels, tmp_path: Path):
     assert torch.equal(program.module()(x), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_the_scan_compiled(kernels: loader.Kernels):
     options: dict[str, Any] = {"dt_softplus": True, "return_final_states": True}
     call: Any = operators.mamba_chunk_scan_combined

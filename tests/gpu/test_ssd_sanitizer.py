@@ -27,17 +27,27 @@ def alone(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# racecheck is right about two tiles only: docs/ssd.md.
+@pytest.mark.parametrize("tiles", [2, 3], ids=["two tiles", "reuse"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sanitizer_sees_the_scan_of_every_size(kernels: Kernels, dtype: str):
+def test_sanitizer_sees_the_scan_of_every_size(kernels: Kernels, dtype: str, tiles: int):
     for headdim, dstate in pairs(kernels, dtype):
         sizes = {"heads": 2, "headdim": headdim, "dstate": dstate, "dtype": DTYPES[dtype]}
-        rows = alone(problem(2, TOKENS, **sizes, **OPTIONS))
-        packed = alone(problem(1, TOKENS, **sizes, **OPTIONS, return_varlen_states=True))
-        packed |= sequences(20, 0, TOKENS - 20)
+        tokens = (tiles - 1) * tile_of(kernels, headdim, dstate) + 6
+        rows = alone(problem(2, tokens, **sizes, **OPTIONS))
+        packed = alone(problem(1, tokens, **sizes, **OPTIONS, return_varlen_states=True))
+        packed |= sequences(20, 0, tokens - 20)
         for count in (1, 2):
             with segments(kernels, count):
                 check(kernels, rows, (headdim, dstate, count))
                 check(kernels, packed, (headdim, dstate, count, "packed"))
+
+
+def tile_of(kernels: Kernels, headdim: int, dstate: int) -> int:
+    """Tokens of a tile of the scan of this size."""
+    found = (loaded.binary.variant for loaded in kernels.table("ssd_scan").all().values())
+    (tile,) = {v["tile"] for v in found if (v["headdim"], v["dstate"]) == (headdim, dstate)}
+    return int(tile)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
