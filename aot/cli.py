@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -36,6 +38,11 @@ class _Group(click.Group):
     """Prints a `SonataError` as one message, without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A path may hold bytes that are no text: they are shown as they are.
+                exact = codecs.lookup(stream.encoding).name == "utf-8"
+                stream.reconfigure(errors="surrogateescape" if exact else "backslashreplace")
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
