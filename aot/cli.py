@@ -105,7 +105,10 @@ main.add_command(tune)
     help="Build only part I of N, the first being 1, into --out, for `sonata-aot merge`.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(1), help="Most workers at once. Default: MAX_JOBS, or the cores."
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most workers at once. Default: MAX_JOBS, or the cores.",
 )
 @click.option(
     "--timeout",

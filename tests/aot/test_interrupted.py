@@ -1,4 +1,4 @@
-"""Builds that are interrupted, killed, or race each other."""
+"""Builds that are interrupted or killed while they compile; `test_soak.py` has the rest."""
 
 from __future__ import annotations
 
@@ -84,26 +84,6 @@ def test_a_stopped_build_leaves_nothing_behind(hanging: Toys, number: signal.Sig
     assert again.returncode == 0, again.stderr
     assert len(json.loads(again.stdout)["compiled"]) == 1
     assert hanging.scratch == []
-
-
-def test_builders_at_once_compile_each_kernel_once(toys: Toys) -> None:
-    names = ("good", "one", "two", "three")
-    device = "".join(KERNEL.format(name=name) for name in names[1:])
-    toys.write(", ".join(f'spec("{name}")' for name in names), device)
-    out = toys.root / "out"
-    processes = [toys.start("--json", "--jobs=1", "--out", str(out)) for _ in range(3)]
-    printed = []
-    for process in processes:
-        answer, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        printed.append(json.loads(answer))
-    keys = sorted(printed[0]["compiled"] + printed[0]["cached"])
-    assert len(keys) == len(names)
-    assert sorted(key for item in printed for key in item["compiled"]) == keys
-    assert all(sorted(item["compiled"] + item["cached"]) == keys for item in printed)
-    assert printed[0]["manifest"] == printed[1]["manifest"] == printed[2]["manifest"]
-    assert sum(item["written"] for item in printed) == 1 + 2 * len(keys)
-    assert all(isinstance(outcome, Passed) for outcome in verify(out))
 
 
 def test_ptx_cut_short_by_a_full_disk_fails_and_is_not_cached(toys: Toys) -> None:
