@@ -22,6 +22,9 @@ for line in sys.stdin:
     with open(os.environ["COUNTED"], "a") as counted:
         counted.write(key + "\\n")
     answer = {"ok": True}
+    if len(Path(os.environ["COUNTED"]).read_text().split()) <= int(os.environ.get("FAILS", "0")):
+        print(json.dumps({"ok": False, "error": "it fails"}), flush=True)
+        continue
     for path in sorted((Path(os.environ["CANNED"]) / "compiled" / key).iterdir()):
         if path.suffix in (".cubin", ".ptx"):
             data, target = path.read_bytes(), Path.cwd() / (key + path.suffix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from sonata_aot.artifacts import verify
 from sonata_aot.artifacts.verify import Passed
 
 if TYPE_CHECKING:
+    from tests.aot.canned import Canned
     from tests.aot.conftest import Toys
 
 PATIENCE = 30
@@ -100,3 +102,36 @@ def test_ptx_cut_short_by_a_full_disk_fails_and_is_not_cached(toys: Toys) -> Non
     again = toys.build("--out", str(out), "--json")
     assert len(json.loads(again.stdout)["compiled"]) == 2
     assert all(isinstance(outcome, Passed) for outcome in verify(out))
+
+
+def test_the_others_are_compiled_where_a_kernel_fails(canned: Canned) -> None:
+    canned.environ["FAILS"] = "2"
+    done = canned.build("--jobs=1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count(": it fails (whole output: ") == 2
+    assert len(canned.compiled) == 8
+    assert list((canned.cache / "artifacts").iterdir()) == []
+    again = canned.build("--json", "--keep-going")
+    assert again.returncode == 0, again.stderr
+    assert sorted(json.loads(again.stdout)["compiled"]) == sorted(canned.compiled[:2])
+
+
+def test_a_build_that_stops_at_the_first_failure(canned: Canned) -> None:
+    canned.environ["FAILS"] = "2"
+    done = canned.build("--jobs=1", "--fail-fast")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count(": it fails (whole output: ") == 1
+    # One more may have been handed out before the failure was read.
+    assert len(canned.compiled) <= 2
+    canned.environ["FAILS"] = "0"
+    assert canned.build().returncode == 0
+
+
+def test_what_failed_leaves_the_set_from_before(canned: Canned) -> None:
+    assert canned.build().returncode == 0
+    directory = canned.cache / "artifacts"
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    shutil.rmtree(canned.cache / "compiled")
+    canned.environ["FAILS"] = "9"
+    assert canned.build().returncode == 1
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
