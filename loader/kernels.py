@@ -30,6 +30,7 @@ class Kernels:
         tables: Mapping[str, Table],
         multiprocessors: Mapping[int, int],
         ranges: Ranges | None = None,
+        untrusted: tuple[str, ...] = (),
     ) -> None:
         """`choices` and `multiprocessors` are by device, `tables` of what was loaded by kernel.
 
@@ -40,6 +41,7 @@ class Kernels:
         self._artifacts = artifacts
         self._choices = dict(choices)
         self._tables = dict(tables)
+        self._untrusted = untrusted
         # These need torch, which `load` asks for and this package's import does not.
         from . import operators  # noqa: F401 - defines torch.ops.sonata_aot
         from .fallback import choose_linear
@@ -139,6 +141,8 @@ class Kernels:
 
         Directory, digest and selection of the manifest, milliseconds that `load` took, and per
         device what was chosen, why, and each binary.
+
+        `untrusted` says, a sentence each, what `allow_untrusted` allowed.
         """
         manifest = self._artifacts.manifest
         return {
@@ -150,6 +154,7 @@ class Kernels:
                 "kernels": list(manifest.selection.kernels),
             },
             "load_ms": self.load_ms,
+            "untrusted": list(self._untrusted),
             "devices": {
                 device: {
                     "arch": choice.arch,
