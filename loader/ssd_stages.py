@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from .library import Table
+from .ssd_combined import combined
 from .stage_checks import DTYPES, KINDS, Check, ceildiv, names
 from .stage_launch import (
     Binaries,
     aligned,
     block_tiles,
     kind,
-    runs,
     sizes,
     with_heads,
     with_pairs,
@@ -41,7 +41,7 @@ class Stages:
             ManifestError: the artifacts' kernels are not those that this loader knows.
         """
         self._binaries = Binaries(tables)
-        self._multiprocessors = dict(multiprocessors)
+        self.multiprocessors = dict(multiprocessors)
 
     def chunk_cumsum(
         self,
@@ -69,7 +69,7 @@ class Stages:
         Raises:
             ArgumentError, VariantMissing, DriverError: as for every call; see `combined`.
         """
-        check = Check("chunk_cumsum", self._multiprocessors)
+        check = Check("chunk_cumsum", self.multiprocessors)
         check.chunk_size(chunk_size)
         batch, seqlen, heads = check.tensor("dt", dt, "(batch, seqlen, heads)", KINDS)
         check.tensor("A", A, "(heads,)", KINDS, (heads,))
@@ -122,7 +122,7 @@ class Stages:
         Raises:
             ArgumentError, VariantMissing, DriverError: as for every call; see `combined`.
         """
-        check = Check("bmm_chunk", self._multiprocessors)
+        check = Check("bmm_chunk", self.multiprocessors)
         check.chunk_size(chunk_size)
         meaning = "(batch, seqlen, groups, dstate)"
         batch, seqlen, groups, dstate = check.tensor("a", a, meaning, DTYPES)
@@ -173,7 +173,7 @@ class Stages:
         Raises:
             ArgumentError, VariantMissing, DriverError: as for every call; see `combined`.
         """
-        check = Check("chunk_state", self._multiprocessors)
+        check = Check("chunk_state", self.multiprocessors)
         meaning = "(batch, seqlen, heads, headdim)"
         batch, seqlen, heads, headdim = check.tensor("x", x, meaning, DTYPES)
         groups, dstate = check.grouped("B", B, x)
@@ -231,7 +231,7 @@ class Stages:
         Raises:
             ArgumentError, VariantMissing, DriverError: as for every call; see `combined`.
         """
-        check = Check("state_passing", self._multiprocessors)
+        check = Check("state_passing", self.multiprocessors)
         meaning = "(batch, chunks, heads, headdim, dstate)"
         if isinstance(states, Tensor) and states.dim() == 4:
             meaning = "(batch, chunks, heads, dim)"
@@ -323,7 +323,7 @@ class Stages:
         Raises:
             ArgumentError, VariantMissing, DriverError: as for every call; see `combined`.
         """
-        check = Check("chunk_scan", self._multiprocessors)
+        check = Check("chunk_scan", self.multiprocessors)
         meaning = "(batch, seqlen, heads, headdim)"
         batch, seqlen, heads, headdim = check.tensor("x", x, meaning, DTYPES)
         groups, dstate = check.grouped("C", C, x)
@@ -337,7 +337,7 @@ class Stages:
         check.sequences(seq_idx, batch, seqlen)
         out = x.new_empty(x.shape)
         if out.numel():
-            processors = self._multiprocessors[check.device]
+            processors = self.multiprocessors[check.device]
             self._binaries.launch(
                 check,
                 "ssd_chunk_scan",
@@ -363,61 +363,4 @@ class Stages:
             )
         return out
 
-    def combined(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        chunk_size: int,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        initial_states: Tensor | None = None,
-        seq_idx: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, math.inf),
-        return_final_states: bool = False,
-        return_varlen_states: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """The scan, made of the stages: see docs/ssd.md for its arguments and corners.
-
-        `chunk_size` decides the speed and no part of the result. An index of seq_idx that comes
-        back after another one is a new sequence. `cu_seqlens` has no part in the result.
-
-        Returns:
-            out, as x; with return_final_states also the states after the last token,
-            (batch, heads, headdim, dstate) float32.
-
-        Raises:
-            ArgumentError: an argument breaks one of the conditions, is on another device than the
-                others or one that `load` was not given, or requires grad; or varlen states are
-                asked for.
-            VariantMissing: no binary for these sizes and this dtype.
-            DriverError: the driver refused a launch, or an earlier one had failed.
-        """
-        check = Check("combined", self._multiprocessors)
-        if return_varlen_states:
-            check.fail(
-                "the stages make no varlen states", "call mamba_chunk_scan_combined of the kernels"
-            )
-        # All of it now: a stage would say what it calls its arguments, after others have run.
-        check.chunk_size(chunk_size)
-        check.limits(dt_limit)
-        check.scan(x, dt, A, B, C)
-        check.outputs(x, D, z)
-        check.states(x, B, dt_bias, initial_states)
-        if seq_idx is not None:
-            check.sequences(seq_idx, *x.shape[:2])
-            seq_idx = runs(seq_idx)
-        decay, steps = self.chunk_cumsum(dt, A, chunk_size, dt_bias, dt_softplus, dt_limit)
-        added = self.chunk_state(B, x, steps, decay, seq_idx)
-        # Rounded here or where they are used comes to the same.
-        states, final = self.state_passing(
-            added, decay[..., -1], initial_states, seq_idx, chunk_size, out_dtype=x.dtype
-        )
-        products = self.bmm_chunk(C, B, chunk_size, seq_idx, True, torch.float32)
-        out = self.chunk_scan(products, x, steps, decay, C, states, D, z, seq_idx)
-        return (out, final) if return_final_states else out
+    combined = combined
