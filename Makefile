@@ -1,9 +1,11 @@
 # make build   environment in .venv, package installed, sm86 artifacts built
 # make test    formatting, lint, types, tests; what CI runs
-# make soak    the slow runs: 20 000 mutated artifact sets, none of which may be accepted
+# make soak    the slow runs: 20 000 mutated artifact sets, 200 killed builds, builds that race; the result
+#              goes to benchmarks/results/soak.json, to be committed
 # make inspect the budgets, held against the machine code of all declared variants; no GPU
 # make gpu     the tests and measurements that need an NVIDIA GPU and a CUDA build of torch
-# make evidence  fails if a recorded GPU result no longer matches what the sources compile to
+# make evidence  fails if a recorded result, of a GPU or of `make soak`, is not of today's sources
+# make docs    what docs/cli.md says of the commands, made from them
 # make lint, make format, make clean
 
 PYTHON ?= python3
@@ -23,7 +25,7 @@ bench = $(BIN)/sonata-aot bench gemv $(MEASURED)/all --arch sm90 --arch sm86 $(2
 scan = $(BIN)/sonata-aot bench ssd $(MEASURED)/$(2) --arch sm90 --arch sm86 $(3) --json $(MEASURED)/$(1).json && \
 	$(BIN)/python -m benchmarks.results $(MEASURED)/$(1).json $(RESULTS)/$(1).json
 
-.PHONY: build test soak inspect lint gpu evidence format clean
+.PHONY: build test soak docs inspect lint gpu evidence format clean
 
 build: $(STAMP)
 	$(BIN)/sonata-aot build --arch sm86
@@ -34,10 +36,11 @@ test: lint
 	cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
 	SONATA_TEST_CACHE="$$cache" $(BIN)/pytest -n auto --dist worksteal -m "not gpu" && \
 	$(BIN)/python -m benchmarks.figures --check && \
+	$(BIN)/python -m benchmarks.soak --report && \
 	SONATA_AOT_CACHE_DIR="$$cache" $(BIN)/python -m benchmarks.evidence --report
 
 soak: $(STAMP)
-	MUTATIONS=20000 $(BIN)/pytest -n auto --dist worksteal tests/artifacts/test_mutations.py
+	$(BIN)/python -m benchmarks.soak
 
 inspect: $(STAMP)
 	directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
@@ -69,7 +72,11 @@ gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.figures
 
 evidence: $(STAMP)
+	$(BIN)/python -m benchmarks.soak --check
 	$(BIN)/python -m benchmarks.evidence
+
+docs: $(STAMP)
+	$(BIN)/python -m sonata_aot.aot.reference docs/cli.md
 
 format: $(STAMP)
 	$(BIN)/ruff format .

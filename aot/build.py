@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from ..artifacts.cubin import read_cubin
 from ..artifacts.declaration import entry_prefix, is_entry
 from ..artifacts.errors import BuildError, SonataError
 from ..artifacts.manifest import (
+    FILE_NAME,
     MAX_OBJECT_BYTES,
     SCHEMA,
     Binary,
@@ -26,6 +30,7 @@ from ..artifacts.manifest import (
 )
 from ..artifacts.places import default_artifacts
 from ..artifacts.schema import digest
+from ..artifacts.shard import SHARD_FILE, Shard, publish_shard, share
 from ..artifacts.store import open_artifacts, prepare, publish, sha256
 from ..artifacts.verify import check_cubin, check_ptx, compiler_cuda_major, ptx_isa
 from ..kernels import KernelSpec
@@ -39,6 +44,8 @@ from .sass import disassemble, spills
 from .sources import source_digest, source_files
 from .toolchain import compiler_versions, tool
 
+log = logging.getLogger(__name__)
+
 # Called with the number of jobs done, how many there are, and what has just been done.
 Progress = Callable[[int, int, str], None]
 
@@ -47,8 +54,9 @@ Progress = Callable[[int, int, str], None]
 class BuildResult:
     """What a build did.
 
-    `written` counts files that changed in the directory; `removed` names the binaries that it held
-    before and holds no longer.
+    `manifest` holds what was built: for a shard its part, without rules. `written` counts files
+    that changed in the directory; `removed` names the binaries that it held before and holds no
+    longer.
     """
 
     directory: Path
@@ -63,61 +71,110 @@ def build(
     archs: Sequence[Arch],
     *,
     everything: bool = False,
+    shard: tuple[int, int] | None = None,
     out: Path | None = None,
     workers: int | None = None,
     timeout: float = 300.0,
+    keep_going: bool = True,
     progress: Progress = lambda done, total, what: None,
 ) -> BuildResult:
     """Compile what the cache lacks and publish the whole selection.
 
     With `everything` that is every declared variant, else what the tables of rules name. The
     directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
-    selection. `timeout` is in seconds, for one job.
+    selection; or, with `shard` (index, count), that part of it, for `merge`. `timeout` is in
+    seconds, for one job. Without `keep_going` the first kernel that fails ends the build.
 
     Raises:
         MissingDependency: the compiler or the disassembler is not installed.
-        BuildError: a kernel did not compile, or broke its declaration or budget. Those that did
-            compile stay in the cache.
+        BuildError: a kernel did not compile, or broke its declaration or budget, or there is
+            nothing to build for an architecture. What did compile stays in the cache.
         StoreError, UntrustedPath: the directory or the cache cannot be used.
     """
     specs, archs = sorted(specs, key=lambda spec: spec.name), normalise(archs)
     directory = out or default_artifacts()
     compiler_versions()
-    prepare(directory)  # before the work and not after it
+    prepare(directory, SHARD_FILE if shard else FILE_NAME)  # before the work and not after it
     plan = jobs(specs, archs, everything=everything)
+    _require_some(plan, archs)
+    mine = [*share(plan, *shard)] if shard else plan
     cache = Cache()
     cache.require_trusted()
+    log.info("%d binaries planned, %d of them here; cache %s", len(plan), len(mine), cache.root)
+    with cache.using([job.key for job in mine]):
+        entries, compiled = _entries(mine, cache, workers, timeout, keep_going, progress)
+    manifest = _manifest(specs, archs, [entries[job.key].binary for job in mine])
+    objects = {name: data for entry in entries.values() for name, data in entry.objects.items()}
+    objects = dict(sorted(objects.items()))
+    if shard:
+        keys = tuple(job.key for job in plan)
+        part = dataclasses.replace(manifest, rules=())
+        whole = Shard(SCHEMA, *shard, keys=keys, rules=manifest.rules, part=part)
+        return BuildResult(directory, part, compiled, publish_shard(directory, whole, objects))
+    before = labels(directory)
+    written = publish(directory, manifest, objects)
+    removed = before - {binary.label for binary in manifest.binaries}
+    return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)))
+
+
+def _require_some(plan: Sequence[Job], archs: Sequence[Arch]) -> None:
+    for arch in archs:
+        if not any(job.arch == arch for job in plan):
+            raise BuildError(
+                f"no variant of these kernels is for {arch}",
+                remedy="name other kernels, or leave this architecture out",
+            )
+
+
+def _entries(
+    plan: Sequence[Job],
+    cache: Cache,
+    workers: int | None,
+    timeout: float,
+    keep_going: bool,
+    progress: Progress,
+) -> tuple[dict[str, Entry], set[str]]:
+    """The entry of every job by key, and the keys of those that were compiled."""
     entries = {job.key: entry for job in plan if (entry := _cached(cache, job)) is not None}
     for position, job in enumerate(job for job in plan if job.key in entries):
         progress(position + 1, len(plan), f"cached: {job.label}")
     missing = [job for job in plan if job.key not in entries]
     compiled: set[str] = set()
-    if missing:
-        tool("nvdisasm")
-        waits = functools.partial(progress, len(entries), len(plan), "waiting for another build")
-        with cache.building(waits) as scratch:
-            # Another build may have filled the cache while this one waited for its turn.
-            for job in missing:
-                if (entry := _cached(cache, job)) is not None:
-                    entries[job.key] = entry
-            missing = [job for job in missing if job.key not in entries]
-            count = _worker_count(workers, len(missing))
-            done = len(plan) - len(missing)
-            for entry, took in _compile(missing, cache, count, timeout, scratch):
+    if not missing:
+        return entries, compiled
+    tool("nvdisasm")
+    waits = functools.partial(progress, len(entries), len(plan), "waiting for another build")
+    with cache.building(waits) as scratch:
+        # Another build may have filled the cache while this one waited for its turn.
+        for job in missing:
+            if (entry := _cached(cache, job)) is not None:
+                entries[job.key] = entry
+        missing = [job for job in missing if job.key not in entries]
+        count = _worker_count(workers, len(missing))
+        done = len(plan) - len(missing)
+        failures: list[str] = []
+        log.info("%d to compile, %d workers", len(missing), count)
+        compiling = _compile(missing, cache, count, timeout, scratch)
+        with contextlib.closing(compiling):  # the workers end before their folders go
+            for job, outcome in compiling:
+                if isinstance(outcome, str):
+                    failures.append(outcome)
+                    progress(done, len(plan), f"failed: {job.label}")
+                    if not keep_going:
+                        break
+                    continue
+                entry, took = outcome
                 cache.add(entry)
                 entries[entry.binary.key] = entry
                 compiled.add(entry.binary.key)
                 done += 1
                 progress(done, len(plan), f"compiled in {took:.1f} s: {entry.binary.label}")
-    before = _labels(directory)
-    manifest = _manifest(specs, archs, [entries[job.key].binary for job in plan])
-    objects = {name: data for entry in entries.values() for name, data in entry.objects.items()}
-    written = publish(directory, manifest, dict(sorted(objects.items())))
-    removed = before - {binary.label for binary in manifest.binaries}
-    return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)))
+    if failures:
+        raise BuildError("\n".join(failures), remedy="mend what is named above and build again")
+    return entries, compiled
 
 
-def _labels(directory: Path) -> set[str]:
+def labels(directory: Path) -> set[str]:
     """What a directory holds now; nothing if it holds no good set."""
     try:
         return {binary.label for binary in open_artifacts(directory).manifest.binaries}
@@ -165,26 +222,25 @@ def _task(job: Job) -> dict[str, Any]:
 
 def _compile(
     missing: Sequence[Job], cache: Cache, workers: int, timeout: float, scratch: Path
-) -> Iterator[tuple[Entry, float]]:
-    """Yield each good job's entry and its seconds; raise at the end if some failed."""
-    failures: list[str] = []
+) -> Generator[tuple[Job, tuple[Entry, float] | str], None, None]:
+    """Yield of each job its entry and its seconds, or what is wrong with it."""
     tasks = [_task(job) for job in missing]
-    for outcome in run_tasks(tasks, workers, timeout, scratch):
-        job = missing[outcome.index]
-        match outcome:
-            case CompileFailed(error=error, log=log):
-                kept = cache.keep_log(job.key, log)
-                failures.append(f"{job.label}: {error} (whole output: {kept})")
-            case Compiled(cubin=cubin, ptx=ptx, seconds=seconds):
-                try:
-                    yield measure(job, cubin, ptx), seconds
-                except SonataError as error:
-                    failures.append(f"{job.label}: {error.what}")
-                finally:
-                    cubin.unlink(missing_ok=True)
-                    ptx.unlink(missing_ok=True)
-    if failures:
-        raise BuildError("\n".join(failures), remedy="mend what is named above and build again")
+    with contextlib.closing(run_tasks(tasks, workers, timeout, scratch)) as outcomes:
+        for outcome in outcomes:
+            job = missing[outcome.index]
+            match outcome:
+                case CompileFailed(error=error, log=output, source=source):
+                    kept = cache.keep_log(job.key, output)
+                    shown = f"\n    {source}" if source else ""
+                    yield job, f"{job.label}: {error} (whole output: {kept}){shown}"
+                case Compiled(cubin=cubin, ptx=ptx, seconds=seconds):
+                    try:
+                        yield job, (measure(job, cubin, ptx), seconds)
+                    except SonataError as error:
+                        yield job, f"{job.label}: {error.what}"
+                    finally:
+                        cubin.unlink(missing_ok=True)
+                        ptx.unlink(missing_ok=True)
 
 
 def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:

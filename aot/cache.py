@@ -2,9 +2,13 @@
 
     ROOT/compiled/<key>/record.json   a manifest's record of the binary, and its digest
     ROOT/compiled/<key>/<sha256>.cubin, <sha256>.ptx
+    ROOT/in-use/<random>              the keys that a running build uses
+    ROOT/logs/<key>.txt               the compiler's output of a kernel that did not compile
     ROOT/.sonata-aot-scratch/         what a build in progress works with
 
-Whatever is damaged counts as absent and is compiled again.
+Whatever is damaged counts as absent and is compiled again. An entry's modification time says when
+it was last used. Versions of the tool that write other records have other keys, so they can share
+a root as long as they keep these places and their locks.
 """
 
 from __future__ import annotations
@@ -13,18 +17,22 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifacts.errors import SonataError
+from ..artifacts.errors import SonataError, StoreError
 from ..artifacts.files import explained, locked, read_bounded
 from ..artifacts.manifest import Binary, Sha256
 from ..artifacts.places import cache_root
 from ..artifacts.schema import canonical_json, decode, digest, encode, parse_json
 from ..artifacts.store import make_private, read_object
 from ..artifacts.trust import require_trusted
+from .leases import lease
 
+# Part of every key. To be raised with any change of what a record says or of how it is measured.
+ENTRY_FORMAT = 1
 _RECORD = "record.json"
 _MAX_RECORD_BYTES = 2**20
 
@@ -57,9 +65,11 @@ class Cache:
     def __init__(self, root: Path | None = None) -> None:
         """Name the place; nothing is created before the first write."""
         self.root = root or cache_root()
-        self._compiled = self.root / "compiled"
+        self.compiled = self.root / "compiled"
+        self.in_use = self.root / "in-use"
+        self.logs = self.root / "logs"
         # An unlikely name: what is in it is removed.
-        self._scratch = self.root / ".sonata-aot-scratch"
+        self.scratch = self.root / ".sonata-aot-scratch"
 
     def require_trusted(self) -> None:
         """Refuse a cache that somebody else could have changed.
@@ -69,11 +79,11 @@ class Cache:
             StoreError: it cannot be examined.
         """
         with explained(self.root, "read the cache in"), contextlib.suppress(FileNotFoundError):
-            require_trusted(self._compiled)
+            require_trusted(self.compiled)
 
     def find(self, key: str) -> Entry | None:
         """The entry of a key, its bytes checked by digest; None if absent or damaged."""
-        folder = self._compiled / key
+        folder = self.compiled / key
         try:
             data = read_bounded(folder / _RECORD, _MAX_RECORD_BYTES, owned=True)
             record = decode(_Record, parse_json(data, str(folder)), str(folder))
@@ -94,7 +104,7 @@ class Cache:
         Raises:
             StoreError: no permission, no space.
         """
-        folder = self._compiled / entry.binary.key
+        folder = self.compiled / entry.binary.key
         record = _Record(entry.binary, digest(encode(entry.binary)))
         files = {**entry.objects, _RECORD: canonical_json(encode(record))}
         with explained(self.root, "write the cache in"), self._staging() as staging:
@@ -112,11 +122,36 @@ class Cache:
         Raises:
             StoreError: no permission, no space.
         """
-        kept = self.root / "logs" / f"{key}.txt"
+        kept = self.logs / f"{key}.txt"
         make_private(kept.parent, "write the cache in")
         with explained(kept.parent, "write the cache in"):
             shutil.copyfile(log, kept)
         return kept
+
+    @contextlib.contextmanager
+    def using(self, keys: Collection[str]) -> Iterator[None]:
+        """Keep these keys from being pruned until the end of the block; then they count as used.
+
+        Does neither where the cache can only be read: what is removed there meanwhile is absent.
+
+        Raises:
+            UntrustedPath: somebody else can write there.
+        """
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError, StoreError):
+                make_private(self.in_use, "write the cache in")
+                stack.enter_context(lease(self.in_use, keys))
+                stack.callback(self._count_as_used, keys)
+            yield
+
+    def _count_as_used(self, keys: Collection[str]) -> None:
+        with contextlib.suppress(OSError), os.scandir(self.compiled) as folders:
+            newest = max((entry.stat().st_mtime_ns for entry in folders), default=0)
+            # Later than any other use, also where the clock has gone back.
+            stamp = max(time.time_ns(), newest + 1)
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(self.compiled / key, ns=(stamp, stamp))
 
     @contextlib.contextmanager
     def building(self, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
@@ -131,18 +166,18 @@ class Cache:
             StoreError: no permission, no space.
             UntrustedPath: somebody else can write there.
         """
-        make_private(self._compiled, "write the cache in")
+        make_private(self.compiled, "write the cache in")
         with contextlib.ExitStack() as stack:
             with explained(self.root, "write the cache in"):
-                stack.enter_context(locked(self._compiled, waiting=waiting))
-                shutil.rmtree(self._scratch, ignore_errors=True)
+                stack.enter_context(locked(self.compiled, waiting=waiting))
+                shutil.rmtree(self.scratch, ignore_errors=True)
                 scratch = stack.enter_context(self._staging())
             yield scratch
 
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        self.scratch.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self.scratch))
         try:
             yield folder
         finally:

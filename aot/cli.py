@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
-import functools
+import io
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,9 +14,22 @@ import click
 
 from ..artifacts import __version__, environment
 from ..artifacts.errors import SonataError
-from ..artifacts.places import default_artifacts
+from .cache_cli import cache
+from .completion_cli import completion
 from .measure_cli import bench, tune
-from .options import DIRECTORY as _DIRECTORY
+from .merge_cli import merge
+from .options import (
+    DIRECTORY,
+    SHARD,
+    arch_option,
+    directory_argument,
+    json_option,
+    kernel_option,
+    progress_options,
+    quiet_option,
+    trust_option,
+)
+from .progress import Progress
 
 # Only what `--help` needs is imported above; each command brings its own.
 
@@ -25,6 +38,11 @@ class _Group(click.Group):
     """Prints a `SonataError` as one message, without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A path may hold bytes that are no text: they are shown as they are.
+                exact = codecs.lookup(stream.encoding).name == "utf-8"
+                stream.reconfigure(errors="surrogateescape" if exact else "backslashreplace")
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
@@ -48,12 +66,6 @@ def fail(error: SonataError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print JSON for a program to read."
-    )(command)
-
-
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sonata-aot")
 def main() -> None:
@@ -61,25 +73,19 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(cache)
+main.add_command(completion)
+main.add_command(merge)
 main.add_command(tune)
 
 
 @main.command()
-@click.option(
-    "--arch",
-    "archs",
-    multiple=True,
-    metavar="ARCH",
-    help="Architecture to build for, such as sm86 or 9.0a; repeat for several. "
+@arch_option(
+    "Architecture to build for, such as sm86 or 9.0a; repeat for several. "
     "Without it, TORCH_CUDA_ARCH_LIST.",
-)
-@click.option(
-    "--kernel",
-    "kernels",
     multiple=True,
-    metavar="NAME",
-    help="Build this kernel instead of the default ones; repeatable.",
 )
+@kernel_option("Build this kernel instead of the default ones; repeatable.", multiple=True)
 @click.option(
     "--all",
     "everything",
@@ -89,11 +95,20 @@ main.add_command(tune)
 )
 @click.option(
     "--out",
-    type=_DIRECTORY,
+    type=DIRECTORY,
     help="Directory to publish into. Default: SONATA_AOT_DIR, or the user's cache.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(1), help="Most workers at once. Default: MAX_JOBS, or the cores."
+    "--shard",
+    type=SHARD,
+    metavar="I/N",
+    help="Build only part I of N, the first being 1, into --out, for `sonata-aot merge`.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most workers at once. Default: MAX_JOBS, or the cores.",
 )
 @click.option(
     "--timeout",
@@ -103,38 +118,51 @@ main.add_command(tune)
     metavar="SECONDS",
     help="Longest that one kernel may compile.",
 )
-@_json_option
+@click.option(
+    "--keep-going/--fail-fast",
+    default=True,
+    show_default=True,
+    help="Where a kernel fails, compile the others all the same, or stop.",
+)
+@trust_option
+@progress_options
+@json_option
 def build(
     archs: tuple[str, ...],
     kernels: tuple[str, ...],
     everything: bool,
     out: Path | None,
+    shard: tuple[int, int] | None,
     jobs: int | None,
     timeout: int,
+    keep_going: bool,
+    quiet: bool,
+    progress: Progress,
     as_json: bool,
 ) -> None:
     """Compile kernels into an artifact directory.
 
     Needs no GPU, no CUDA toolkit and no torch. What is cached is not compiled again. Afterwards the
-    directory holds exactly what was asked for.
+    directory holds exactly what was asked for. If a kernel fails, nothing is published; what did
+    compile stays in the cache.
     """
     from . import plan, report
     from .build import build as run
-    from .progress import Progress
 
-    progress = Progress(quiet=as_json)
-    try:
-        result = run(
-            plan.choose_kernels(kernels, everything=everything),
-            plan.choose_archs(archs),
-            everything=everything,
-            out=out,
-            workers=jobs,
-            timeout=timeout,
-            progress=progress,
-        )
-    finally:
-        progress.close()
+    if shard and out is None:
+        raise click.UsageError("--shard needs --out: a part is not published where loaders look")
+    result = run(
+        plan.choose_kernels(kernels, everything=everything),
+        plan.choose_archs(archs),
+        everything=everything,
+        shard=shard,
+        out=out,
+        workers=jobs,
+        timeout=timeout,
+        keep_going=keep_going,
+        progress=progress,
+    )
+    progress.close()
     binaries = result.manifest.binaries
     if as_json:
         report.print_json(
@@ -144,9 +172,12 @@ def build(
                 "cached": sorted({b.key for b in binaries} - result.compiled),
                 "written": result.written,
                 "removed": list(result.removed),
+                "shard": "{}/{}".format(*shard) if shard else None,
                 "manifest": report.manifest_data(result.manifest),
             }
         )
+        return
+    if quiet:
         return
     click.echo(report.binary_table(binaries))
     cached = len(binaries) - len(result.compiled)
@@ -160,18 +191,10 @@ def build(
     click.echo(f"{'published in' if result.written else 'unchanged in'} {result.directory}")
 
 
-def _directory_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    @click.argument("directory", type=_DIRECTORY, required=False)
-    @functools.wraps(command)
-    def with_default(directory: Path | None, **rest: Any) -> Any:
-        return command(directory or default_artifacts(), **rest)
-
-    return with_default
-
-
 @main.command("list")
-@_directory_argument
-@_json_option
+@directory_argument
+@trust_option
+@json_option
 def list_(directory: Path, as_json: bool) -> None:
     """Show what an artifact directory holds.
 
@@ -199,18 +222,30 @@ def list_(directory: Path, as_json: bool) -> None:
 
 
 @main.command()
-@_directory_argument
-@_json_option
-def verify(directory: Path, as_json: bool) -> None:
+@directory_argument
+@click.option(
+    "--sources",
+    is_flag=True,
+    help="Also check where it came from: that the kernels installed here, by source digest, "
+    "declaration and cache key, are those that it was built from.",
+)
+@trust_option
+@quiet_option
+@json_option
+def verify(directory: Path, sources: bool, quiet: bool, as_json: bool) -> None:
     """Check every byte of an artifact directory; exit 1 if anything is wrong.
 
-    Needs no GPU. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    Needs no GPU and no compiler. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
     """
     from ..artifacts.verify import Failed, Passed, Unexpected
     from ..artifacts.verify import verify as run
     from . import report
 
     outcomes = run(directory)
+    if sources:
+        from .origin import check_origin
+
+        outcomes += check_origin(directory)
     bad = [outcome for outcome in outcomes if not isinstance(outcome, Passed)]
     if as_json:
         report.print_json(
@@ -226,32 +261,38 @@ def verify(directory: Path, as_json: bool) -> None:
         for outcome in outcomes:
             match outcome:
                 case Passed(subject=subject):
-                    click.echo(f"ok    {subject}")
+                    if not quiet:
+                        click.echo(f"ok    {subject}")
                 case Failed(subject=subject, problem=problem, remedy=remedy):
                     click.echo(f"FAIL  {subject}: {problem}; {remedy}")
                 case Unexpected(subject=subject):
                     click.echo(f"FAIL  {subject}: not named by the manifest; remove it or rebuild")
-        click.echo(f"{directory}: {len(outcomes) - len(bad)} ok, {len(bad)} wrong")
+        if bad or not quiet:
+            click.echo(f"{directory}: {len(outcomes) - len(bad)} ok, {len(bad)} wrong")
     sys.exit(1 if bad else 0)
 
 
 @main.command()
-@_directory_argument
-@click.option("--arch", metavar="ARCH", help="Only what was built for this architecture.")
-@click.option("--kernel", metavar="NAME", help="Only this kernel.")
+@directory_argument
+@arch_option("Only what was built for this architecture.", multiple=False)
+@kernel_option("Only this kernel.", multiple=False)
 @click.option(
     "--variant",
     metavar="TEXT",
     help="Only variants with these choices, such as m=2,side=a; shown in full.",
 )
 @click.option("--check", is_flag=True, help="Hold each binary against its budget; exit 1 if over.")
-@_json_option
+@trust_option
+@progress_options
+@json_option
 def inspect(
     directory: Path,
     arch: str | None,
     kernel: str | None,
     variant: str | None,
     check: bool,
+    quiet: bool,
+    progress: Progress,
     as_json: bool,
 ) -> None:
     """Show what decides a kernel's speed, read off its machine code.
@@ -264,15 +305,11 @@ def inspect(
     from .budget import breaches
     from .inspect import inspect as run
     from .inspect import select
-    from .progress import Progress
 
     artifacts = open_artifacts(directory)
     chosen = select(artifacts.manifest.binaries, arch=arch, kernel=kernel, variant=variant)
-    progress = Progress(quiet=as_json)
-    try:
-        figures = run(artifacts, chosen, progress)
-    finally:
-        progress.close()
+    figures = run(artifacts, chosen, progress)
+    progress.close()
     budgets = {item.name: item.budget for item in artifacts.manifest.kernels}
     found = [
         (binary, item, breaches(item, budgets[binary.kernel], binary.variant))
@@ -283,8 +320,11 @@ def inspect(
         binaries = inspect_report.data(found)
         report.print_json({"directory": str(directory), "ok": not bad, "binaries": binaries})
     elif check:
-        click.echo("\n".join(inspect_report.verdict(*item) for item in found))
-        click.echo(f"{directory}: {len(found) - bad} within budget, {bad} not")
+        shown = [item for item in found if item[2] or not quiet]
+        if shown:
+            click.echo("\n".join(inspect_report.verdict(*item) for item in shown))
+        if bad or not quiet:
+            click.echo(f"{directory}: {len(found) - bad} within budget, {bad} not")
     elif variant or len(found) == 1:
         click.echo("\n\n".join(inspect_report.block(*item) for item in found))
     else:
@@ -294,10 +334,11 @@ def inspect(
 
 
 @main.command()
-@click.argument("directory", type=_DIRECTORY, required=False)
-@click.option("--arch", metavar="ARCH", help="As the loader's arch=: only this architecture.")
+@click.argument("directory", type=DIRECTORY, required=False)
+@arch_option("As the loader's arch=: only this architecture.", multiple=False)
 @click.option("--allow-ptx", is_flag=True, help="As the loader's allow_ptx=True.")
-@_json_option
+@trust_option
+@json_option
 def doctor(directory: Path | None, arch: str | None, allow_ptx: bool, as_json: bool) -> None:
     """Show what this machine has, and which artifacts a loader would choose and why.
 

@@ -61,6 +61,7 @@ def bench() -> None:
     "batches",
     multiple=True,
     type=click.IntRange(1, 8),
+    metavar="N",
     help="Rows of x; repeatable. Default: 1, 2, 4 and 8.",
 )
 @click.option(

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..artifacts import environment
 from ..artifacts.arch import Arch, normalise, parse_arch_list
@@ -15,6 +16,7 @@ from ..artifacts.errors import UsageError
 from ..artifacts.schema import digest, encode
 from ..kernels import KernelSpec, builtin
 from ..kernels.tables import default_variants
+from .cache import ENTRY_FORMAT
 from .sources import source_digest
 from .toolchain import compiler_versions
 
@@ -35,18 +37,21 @@ class Job:
     @functools.cached_property
     def key(self) -> str:
         """SHA-256 over everything that can change a byte of the output, and nothing else."""
-        return digest(
-            {
-                "declaration": encode(self.spec.declaration),
-                "device": self.spec.device,
-                "resident": self.spec.resident_blocks(self.variant),
-                "variant": self.variant,
-                "arch": self.arch.name,
-                "recipe": _recipe(),
-                "sources": source_digest(self.spec.module),
-                "compiler": compiler_versions(),
-            }
-        )
+        return digest(self.inputs(compiler_versions()))
+
+    def inputs(self, compiler: dict[str, str]) -> dict[str, Any]:
+        """What the key is made of, where these are the compiler's packages."""
+        return {
+            "declaration": encode(self.spec.declaration),
+            "device": self.spec.device,
+            "resident": self.spec.resident_blocks(self.variant),
+            "variant": self.variant,
+            "arch": self.arch.name,
+            "recipe": _recipe(),
+            "sources": source_digest(self.spec.module),
+            "compiler": compiler,
+            "entry_format": ENTRY_FORMAT,
+        }
 
 
 @functools.cache

@@ -7,10 +7,11 @@ import json
 import os
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,15 @@ class Compiled:
 
 @dataclass(frozen=True)
 class CompileFailed:
-    """A task that failed: the first line of the reason, and the compiler's whole output."""
+    """A task that failed: the first line of the reason, and the compiler's whole output.
+
+    `source` is the kernel's line of code that it failed at, empty if that is unknown.
+    """
 
     index: int
     error: str
     log: Path
+    source: str = ""
 
 
 class _Worker:
@@ -91,7 +96,9 @@ class _Worker:
         return kept
 
     def end(self) -> None:
-        self.process.kill()
+        # With whatever it has started: it leads a session of its own.
+        if self.process.returncode is None:  # or the number may be another's by now
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
@@ -101,7 +108,7 @@ class _Worker:
 
 def run_tasks(
     tasks: Sequence[dict[str, Any]], workers: int, timeout: float, scratch: Path
-) -> Iterator[Compiled | CompileFailed]:
+) -> Generator[Compiled | CompileFailed, None, None]:
     """Compile every task, yielding each outcome as it comes.
 
     A worker that dies, or takes longer than `timeout` seconds over one task, is replaced; its task
@@ -154,6 +161,7 @@ def run_tasks(
 
 def _outcome(worker: _Worker, answer: dict[str, Any]) -> Compiled | CompileFailed:
     if not answer["ok"]:
-        return CompileFailed(worker.index, answer["error"], worker.kept_log())
+        source = answer.get("source", "")
+        return CompileFailed(worker.index, answer["error"], worker.kept_log(), source)
     seconds = time.monotonic() - worker.started
     return Compiled(worker.index, Path(answer["cubin"]), Path(answer["ptx"]), seconds)

@@ -10,6 +10,7 @@ import click
 
 from ..artifacts.manifest import Binary, Manifest
 from ..artifacts.schema import encode
+from ..artifacts.trust import overridden
 
 _COLUMNS = ("kernel", "variant", "arch", "registers", "spills", "shared", "bytes")
 
@@ -55,8 +56,14 @@ def manifest_data(manifest: Manifest) -> dict[str, Any]:
     return {**encode(manifest), "digest": manifest.digest}
 
 
-def print_json(data: Any) -> None:
-    """Print JSON for a program to read: one object, on standard output."""
+def print_json(data: dict[str, Any]) -> None:
+    """Print JSON for a program to read: one object, on standard output.
+
+    With `--allow-untrusted` it also says, under `untrusted`, what would have been refused.
+    """
+    faults = overridden()
+    if faults is not None:
+        data = {**data, "untrusted": faults}
     click.echo(json.dumps(data, indent=2))
 
 

@@ -30,8 +30,8 @@ def environment_for_worker(environ: dict[str, str], scratch: str) -> dict[str, s
     return clean
 
 
-def describe(error: BaseException, module: str) -> str:
-    """One line about a failed compile: the line of the kernel's own file, and the reason.
+def describe(error: BaseException, module: str) -> dict[str, str]:
+    """A failed compile in one line, where in the kernel's own file and why, and that source line.
 
     The compiler wraps an error of the kernel's code in one of its own, whose first line says in
     colour what it was doing.
@@ -40,15 +40,18 @@ def describe(error: BaseException, module: str) -> str:
     while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
         chain.append(inner)
     source = getattr(sys.modules.get(module), "__file__", None)
-    lines = [
-        f"{source}:{frame.lineno}: "
+    frames = [
+        frame
         for item in chain
         for frame in traceback.extract_tb(item.__traceback__)
         if frame.filename == source
     ]
     outer, reason = _first_line(error), _first_line(chain[-1])
     shown = outer if reason in outer else f"{outer} ({reason})"
-    return (lines[-1] if lines else "") + shown
+    if not frames:
+        return {"error": shown}
+    line = frames[-1].line or ""
+    return {"error": f"{source}:{frames[-1].lineno}: {shown}", "source": line}
 
 
 def _first_line(error: BaseException) -> str:
@@ -70,7 +73,7 @@ def main() -> None:
             answer = {"ok": True, **compile_task(task)}
         except Exception as error:
             traceback.print_exc()
-            answer = {"ok": False, "error": describe(error, task["module"])}
+            answer = {"ok": False, **describe(error, task["module"])}
         sys.stderr.flush()
         print(json.dumps(answer), file=answers, flush=True)
 

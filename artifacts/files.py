@@ -85,12 +85,20 @@ def read_bounded(path: Path | str, most: int, *, owned: bool = False) -> bytes:
 
 @contextlib.contextmanager
 def locked(
-    directory: Path, *, shared: bool = False, waiting: Callable[[], None] = lambda: None
+    directory: Path,
+    *,
+    shared: bool = False,
+    wait: bool = True,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Hold the lock of a directory: alone, or `shared` with others that only read.
 
     The lock is on the directory itself, so it leaves no file behind, and the kernel drops it when
     its holder dies. `waiting` is called once if somebody else has it.
+
+    Raises:
+        BlockingIOError: somebody else has it, and `wait` is false.
+        OSError: the directory cannot be opened, or its file system has no such locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -98,11 +106,17 @@ def locked(
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not wait:
+                raise
             waiting()
             fcntl.flock(descriptor, kind)
         yield
     finally:
         os.close(descriptor)
+
+
+# What `flock` says on a network file system that cannot lock, or cannot lock a directory.
+_NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -116,7 +130,14 @@ def explained(directory: Path, doing: str) -> Iterator[None]:
 
 def _store_error(directory: Path, doing: str, error: OSError) -> SonataError:
     reason = error.strerror or str(error)
+    if error.errno in _NO_LOCKS:
+        reason = f"no locks on this file system ({reason})"
     remedy = {
+        **dict.fromkeys(
+            _NO_LOCKS,
+            "build on a local disk (--out, SONATA_AOT_CACHE_DIR) and copy the result: "
+            "it can be read from anywhere",
+        ),
         errno.ENOSPC: "free some space, or choose another place with --out or SONATA_AOT_DIR",
         errno.EDQUOT: "free some of your quota, or choose another place with --out",
     }.get(

@@ -149,6 +149,8 @@ class Manifest:
         declared = {declaration.name: declaration for declaration in self.kernels}
         _require(len(declared) == len(self.kernels), "kernels", "a kernel stands twice")
         _require(tuple(declared) == self.selection.kernels, "kernels", "not those of selection")
+        commit, dirty = self.source.commit, self.source.dirty
+        _require((commit is None) == (dirty is None), "source", "only one of commit and dirty")
         archs = [Arch.parse(name) for name in self.selection.archs]
         _require(
             [arch.name for arch in normalise(archs)] == list(self.selection.archs),
@@ -218,7 +220,7 @@ class Manifest:
             raise ManifestError(f"{where}: {error.what}", remedy=error.remedy) from None
         # What was decoded is what `encode` would give: `content` itself is compared.
         above = _known_above(content, data)
-        expected, digest = _sealed(content) if above is None else _with_digest(above)
+        expected, digest = sealed(content) if above is None else _with_digest(above)
         if stated != digest:
             raise ManifestError(
                 f"{where}: its digest does not match its content",
@@ -235,11 +237,11 @@ class Manifest:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical file's bytes above the digest itself."""
-        return _sealed(encode(self))[1]
+        return sealed(encode(self))[1]
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
-        return _sealed(encode(self))[0]
+        return sealed(encode(self))[0]
 
     def declaration(self, kernel: str) -> Declaration | None:
         """The declaration of a kernel, if it is in this directory."""
@@ -271,7 +273,7 @@ def _in_order(binaries: Sequence[Binary]) -> bool:
     return all(map(operator.lt, places, places[1:]))
 
 
-def _sealed(content: Mapping[str, Any]) -> tuple[bytes, str]:
+def sealed(content: Mapping[str, Any]) -> tuple[bytes, str]:
     """The file for this content, and the digest in it: of all the bytes above its line.
 
     JSON without spaces, but with line feeds that help people to compare two files: around each key,

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ArgumentError, ArtifactsNotFound, IntegrityError, StoreError
+from .errors import ArgumentError, ArtifactsNotFound, IntegrityError, SonataError, StoreError
 from .files import explained, locked, read_bounded, sync_directory, write_atomically
 from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, Manifest, Payload
 from .trust import require_own, require_trusted
@@ -118,28 +118,43 @@ def open_artifacts(directory: Path) -> ArtifactSet:
         IntegrityError: the manifest is a link, unreadable or too long.
         ArgumentError: the path cannot be one.
     """
+    data = read_index(directory, FILE_NAME)
+    if data is None:
+        raise ArtifactsNotFound(
+            f"no artifacts in {directory}",
+            remedy="build them with `sonata-aot build --arch ARCH`, or name another directory",
+        )
+    return ArtifactSet(directory, Manifest.from_bytes(data, str(directory / FILE_NAME)))
+
+
+def read_index(directory: Path, file_name: str) -> bytes | None:
+    """The bytes of a directory's index, None if there is none; the folder of objects is examined.
+
+    Raises:
+        UntrustedPath: somebody else can write one of them, or a directory above.
+        IntegrityError: the index is a link, unreadable or too long, or the objects lie elsewhere.
+        ArgumentError: the path cannot be one.
+    """
     if "\0" in str(directory):
         raise ArgumentError(f"the path {str(directory)!r} holds a NUL", remedy="correct the path")
-    path = directory / FILE_NAME
-    missing = ArtifactsNotFound(
-        f"no artifacts in {directory}",
-        remedy="build them with `sonata-aot build --arch ARCH`, or name another directory",
-    )
+    path = directory / file_name
     try:
         require_trusted(directory)
         data = read_bounded(path, MAX_MANIFEST_BYTES, owned=True)
         _require_objects(directory / OBJECTS)
     except (FileNotFoundError, NotADirectoryError):
-        raise missing from None
+        return None
     except OSError as error:
         raise IntegrityError(
             f"{path} cannot be read: {error.strerror}", remedy="correct its permissions"
         ) from None
-    return ArtifactSet(directory, Manifest.from_bytes(data, str(path)))
+    return data
 
 
-def prepare(directory: Path) -> None:
+def prepare(directory: Path, file_name: str = FILE_NAME) -> None:
     """Make a directory that can be published to, or say why it cannot.
+
+    `file_name` is that of its index.
 
     Raises:
         StoreError: no permission, or files of another kind are there.
@@ -149,7 +164,7 @@ def prepare(directory: Path) -> None:
     with explained(directory, "publish to"):
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
-        _require_ours(directory)
+        _require_ours(directory, file_name)
 
 
 def _require_objects(store: Path) -> None:
@@ -165,10 +180,17 @@ def _require_objects(store: Path) -> None:
 
 
 def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -> int:
-    """Make a directory hold exactly this manifest and its objects.
+    """Make a directory hold exactly this manifest and its objects; as `publish_index`."""
+    return publish_index(directory, FILE_NAME, manifest.to_bytes(), objects)
 
-    `objects` maps file names to bytes. Files already there with the right bytes stay; what the new
-    manifest does not name goes. Returns how many files were written (0: nothing had changed).
+
+def publish_index(
+    directory: Path, file_name: str, content: bytes, objects: Mapping[str, bytes]
+) -> int:
+    """Make a directory hold exactly this index and its objects.
+
+    `objects` maps file names to bytes. Files already there with the right bytes stay; other objects
+    go. Returns how many files were written (0: nothing had changed).
 
     Raises:
         StoreError: the directory cannot be written, holds files of another kind, or no space is
@@ -177,7 +199,7 @@ def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -
     """
     make_private(directory, "publish to")
     with explained(directory, "publish to"), locked(directory):
-        _require_ours(directory)
+        _require_ours(directory, file_name)
         staging = directory / _STAGING
         shutil.rmtree(staging, ignore_errors=True)
         store = directory / OBJECTS
@@ -192,10 +214,9 @@ def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -
                 written += 1
             if written:
                 sync_directory(store)
-            content = manifest.to_bytes()
-            if not _same(directory / FILE_NAME, content):
+            if not _same(directory / file_name, content):
                 staging.mkdir(mode=0o700, exist_ok=True)
-                write_atomically(directory / FILE_NAME, content, staging=staging)
+                write_atomically(directory / file_name, content, staging=staging)
                 sync_directory(directory)
                 written += 1
         finally:
@@ -204,18 +225,41 @@ def publish(directory: Path, manifest: Manifest, objects: Mapping[str, bytes]) -
     return written
 
 
-def _require_ours(directory: Path) -> None:
+def clear_leftovers(directory: Path) -> None:
+    """Remove what a killed publisher left: half-written files, and objects that nothing names.
+
+    Nothing happens where the manifest is damaged, or while another publishes.
+
+    Raises:
+        OSError: no permission.
+    """
+    keep: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(directory, wait=False))
+            _require_ours(directory, FILE_NAME)
+            manifest = open_artifacts(directory).manifest
+            keep = {payload.file_name for _, payload in manifest.payloads()}
+        except ArtifactsNotFound:
+            pass  # the publisher was killed before there was any manifest
+        except (FileNotFoundError, BlockingIOError, SonataError):
+            return
+        shutil.rmtree(directory / _STAGING, ignore_errors=True)
+        _remove_others(directory / OBJECTS, keep)
+
+
+def _require_ours(directory: Path, file_name: str) -> None:
     """Refuse a directory with files that no publisher put there: some of them would be removed."""
     store = directory / OBJECTS
-    names = {path.name for path in directory.iterdir()} - {FILE_NAME, OBJECTS, _STAGING}
+    names = {path.name for path in directory.iterdir()} - {file_name, OBJECTS, _STAGING}
     objects: set[str] = set()
     if store.is_dir() and not store.is_symlink():
         objects = {path.name for path in store.iterdir()}
         names |= {name for name in objects if not _OBJECT_NAME.fullmatch(name)}
     elif store.is_symlink() or store.exists():
         names.add(OBJECTS)
-    if not objects and _is_anothers_manifest(directory / FILE_NAME):
-        names.add(FILE_NAME)
+    if not objects and _is_anothers_manifest(directory / file_name):
+        names.add(file_name)
     if names:
         raise StoreError(
             f"{directory} holds {sorted(names)[0]!r}, which is no artifact",

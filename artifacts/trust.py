@@ -12,12 +12,38 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from .errors import UntrustedPath
 
 # As many links as Linux follows in one path.
 _MAX_LINKS = 40
+
+
+# What was not refused, though it should have been; None where everything is.
+_overridden: ContextVar[list[str] | None] = ContextVar("overridden", default=None)
+
+
+@contextlib.contextmanager
+def untrusted_allowed() -> Iterator[list[str]]:
+    """Refuse nothing in this block for who could have changed it.
+
+    Whatever would have been refused is recorded in the list, each fault once: the caller must show
+    it. Digests, links and the form of files are checked as ever.
+    """
+    faults: list[str] = []
+    token = _overridden.set(faults)
+    try:
+        yield faults
+    finally:
+        _overridden.reset(token)
+
+
+def overridden() -> list[str] | None:
+    """The faults recorded so far by `untrusted_allowed`, None outside of it."""
+    return _overridden.get()
 
 
 def require_trusted(directory: Path, *, only_above: bool = False) -> None:
@@ -64,7 +90,7 @@ def require_own(path: Path | str, status: os.stat_result) -> None:
 def _check(path: Path | str, status: os.stat_result, *, leaf: bool) -> None:
     allowed = {0, os.geteuid()}
     if status.st_uid not in allowed:
-        raise UntrustedPath(
+        _refuse(
             f"{path} belongs to user {status.st_uid}, not to root or the current user",
             remedy="use a directory of your own, or have root own it",
         )
@@ -72,12 +98,20 @@ def _check(path: Path | str, status: os.stat_result, *, leaf: bool) -> None:
         return  # a link's own mode means nothing; what it leads to is in the chain
     sticky = bool(status.st_mode & stat.S_ISVTX) and not leaf
     if status.st_mode & stat.S_IWOTH and not sticky:
-        raise UntrustedPath(f"{path} is writable by everybody", remedy=f"chmod o-w {path}")
+        _refuse(f"{path} is writable by everybody", remedy=f"chmod o-w {path}")
     if status.st_mode & stat.S_IWGRP and not sticky and not _private(status.st_gid):
-        raise UntrustedPath(
+        _refuse(
             f"{path} is writable by group {status.st_gid}, which has other members",
             remedy=f"chmod g-w {path}",
         )
+
+
+def _refuse(what: str, remedy: str) -> None:
+    faults = _overridden.get()
+    if faults is None:
+        raise UntrustedPath(what, remedy=remedy)
+    if what not in faults:
+        faults.append(what)
 
 
 def _private(group: int) -> bool:

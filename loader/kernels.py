@@ -27,11 +27,13 @@ class Kernels:
         choices: Mapping[int, Choice],
         tables: Mapping[str, Table],
         multiprocessors: Mapping[int, int],
+        untrusted: tuple[str, ...] = (),
     ) -> None:
         """`choices` and `multiprocessors` are by device, `tables` of what was loaded by kernel."""
         self._artifacts = artifacts
         self._choices = dict(choices)
         self._tables = dict(tables)
+        self._untrusted = untrusted
         # These need torch, which `load` asks for and this package's import does not.
         from .fallback import choose_linear
         from .gemv import Gemv
@@ -117,12 +119,16 @@ class Kernels:
         return self._tables[kernel]
 
     def info(self) -> dict[str, Any]:
-        """Directory, manifest digest, and per device what was chosen, why, and each binary."""
+        """Directory, manifest digest, and per device what was chosen, why, and each binary.
+
+        `untrusted` says, a sentence each, what `allow_untrusted` allowed.
+        """
         manifest = self._artifacts.manifest
         return {
             "directory": str(self._artifacts.directory),
             "digest": manifest.digest,
             "tool": manifest.tool,
+            "untrusted": list(self._untrusted),
             "devices": {
                 device: {
                     "arch": choice.arch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ..artifacts.errors import (
 )
 from ..artifacts.places import Place, search
 from ..artifacts.store import ArtifactSet, open_artifacts
+from ..artifacts.trust import untrusted_allowed
 from .default import set_default
 from .kernels import Kernels
 from .library import Loaded, Table
@@ -51,6 +53,7 @@ def load(
     *,
     devices: Iterable[int | str | torch.device] | None = None,
     preload: Iterable[str] = (),
+    allow_untrusted: bool = False,
 ) -> Kernels:
     """Load compiled kernels.
 
@@ -65,6 +68,8 @@ def load(
             compiled when it is first used, or taken from the driver's own cache.
         devices: CUDA devices to load on; torch's current one if None.
         preload: Names of kernels whose PTX is compiled now and not at first use.
+        allow_untrusted: Take artifacts that another user owns or can write, which are refused
+            otherwise; `info()` and a warning name each place that would have been.
 
     Raises:
         ArgumentError: an argument is of the wrong type, or names nothing.
@@ -84,7 +89,11 @@ def load(
     arch = _arch(arch)
     chosen_devices, cuda = _devices(device_indices(devices))
     found = _Search(place, chosen_devices, cuda, arch, allow_ptx)
-    artifacts, choices, binaries = _open(found)
+    with contextlib.ExitStack() as stack:
+        untrusted = stack.enter_context(untrusted_allowed()) if allow_untrusted else []
+        artifacts, choices, binaries = _open(found)
+    for fault in untrusted:
+        logger.warning("loaded all the same, as allow_untrusted says: %s", fault)
     tables = {declaration.name: Table(declaration) for declaration in artifacts.manifest.kernels}
     for name in names:
         if name not in tables:
@@ -111,6 +120,7 @@ def load(
         {device.index: choice for device, choice in choices.items()},
         tables,
         {device.index: device.multiprocessors for device in choices},
+        tuple(untrusted),
     )
     set_default(kernels)
     return kernels

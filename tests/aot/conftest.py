@@ -17,6 +17,10 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner, Result
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the helper beside this file
+
+from canned import Canned
+
 from sonata_aot.aot import build, cache, plan, pool, provenance, sources, toolchain
 from sonata_aot.aot.cli import main
 
@@ -242,6 +246,14 @@ def make_toys(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Toys]:
 @pytest.fixture
 def toys(make_toys: Callable[[], Toys]) -> Toys:
     return make_toys()
+
+
+@pytest.fixture
+def canned(warm_cache: Path, tmp_path: Path) -> Canned:
+    """Builds whose compiler hands out what is in the warm cache."""
+    root = tmp_path / "canned"
+    root.mkdir()
+    return Canned(root, warm_cache)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,9 @@ def raises(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
     helper(out)
 
 def helper(out):
-    raise ValueError("no such layout\\nand more")  # HERE: raises
+    raise ValueError(MESSAGE)  # HERE: raises
+
+MESSAGE = "no such layout\\nand more"
 
 @cute.kernel
 def undefined(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
@@ -168,7 +170,17 @@ class TestManyKernels:
         lines = outcome.toys.device.read_text().splitlines()
         number = next(n for n, line in enumerate(lines, 1) if line.endswith(f"HERE: {kernel}"))
         assert f"{outcome.toys.device}:{number}" in outcome.failure(kernel)
+        printed = outcome.result.stderr.splitlines()
+        at = next(n for n, line in enumerate(printed) if outcome.failure(kernel) in line)
+        assert printed[at + 1] == f"    {lines[number - 1].strip()}"
         assert "Traceback" in outcome.log(kernel)
+
+    def test_an_error_is_short_and_its_log_is_not(self, outcome: Outcome) -> None:
+        failed = [line for line in outcome.result.stderr.splitlines() if "] failed: " in line]
+        assert len(failed) == 15 - len(GOOD)
+        assert len(outcome.result.stderr.splitlines()) <= len(GOOD) + 3 * len(failed)
+        assert all(len(line) < 400 for line in outcome.result.stderr.splitlines())
+        assert len(outcome.log("undefined").splitlines()) > 10
 
     def test_only_the_first_line_of_an_error_is_shown(self, outcome: Outcome) -> None:
         assert "no such layout" in outcome.failure("raises")

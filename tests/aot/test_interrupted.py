@@ -1,9 +1,10 @@
-"""Builds that are interrupted, killed, or race each other."""
+"""Builds that are interrupted or killed while they compile; `test_soak.py` has the rest."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from sonata_aot.artifacts import verify
 from sonata_aot.artifacts.verify import Passed
 
 if TYPE_CHECKING:
+    from tests.aot.canned import Canned
     from tests.aot.conftest import Toys
 
 PATIENCE = 30
@@ -86,26 +88,6 @@ def test_a_stopped_build_leaves_nothing_behind(hanging: Toys, number: signal.Sig
     assert hanging.scratch == []
 
 
-def test_builders_at_once_compile_each_kernel_once(toys: Toys) -> None:
-    names = ("good", "one", "two", "three")
-    device = "".join(KERNEL.format(name=name) for name in names[1:])
-    toys.write(", ".join(f'spec("{name}")' for name in names), device)
-    out = toys.root / "out"
-    processes = [toys.start("--json", "--jobs=1", "--out", str(out)) for _ in range(3)]
-    printed = []
-    for process in processes:
-        answer, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        printed.append(json.loads(answer))
-    keys = sorted(printed[0]["compiled"] + printed[0]["cached"])
-    assert len(keys) == len(names)
-    assert sorted(key for item in printed for key in item["compiled"]) == keys
-    assert all(sorted(item["compiled"] + item["cached"]) == keys for item in printed)
-    assert printed[0]["manifest"] == printed[1]["manifest"] == printed[2]["manifest"]
-    assert sum(item["written"] for item in printed) == 1 + 2 * len(keys)
-    assert all(isinstance(outcome, Passed) for outcome in verify(out))
-
-
 def test_ptx_cut_short_by_a_full_disk_fails_and_is_not_cached(toys: Toys) -> None:
     # The compiler writes files and reads them back, and does not look at what has become of them.
     toys.write('spec("one"), spec("two")', KERNEL.format(name="one") + KERNEL.format(name="two"))
@@ -120,3 +102,36 @@ def test_ptx_cut_short_by_a_full_disk_fails_and_is_not_cached(toys: Toys) -> Non
     again = toys.build("--out", str(out), "--json")
     assert len(json.loads(again.stdout)["compiled"]) == 2
     assert all(isinstance(outcome, Passed) for outcome in verify(out))
+
+
+def test_the_others_are_compiled_where_a_kernel_fails(canned: Canned) -> None:
+    canned.environ["FAILS"] = "2"
+    done = canned.build("--jobs=1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count(": it fails (whole output: ") == 2
+    assert len(canned.compiled) == 8
+    assert list((canned.cache / "artifacts").iterdir()) == []
+    again = canned.build("--json", "--keep-going")
+    assert again.returncode == 0, again.stderr
+    assert sorted(json.loads(again.stdout)["compiled"]) == sorted(canned.compiled[:2])
+
+
+def test_a_build_that_stops_at_the_first_failure(canned: Canned) -> None:
+    canned.environ["FAILS"] = "2"
+    done = canned.build("--jobs=1", "--fail-fast")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count(": it fails (whole output: ") == 1
+    # One more may have been handed out before the failure was read.
+    assert len(canned.compiled) <= 2
+    canned.environ["FAILS"] = "0"
+    assert canned.build().returncode == 0
+
+
+def test_what_failed_leaves_the_set_from_before(canned: Canned) -> None:
+    assert canned.build().returncode == 0
+    directory = canned.cache / "artifacts"
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    shutil.rmtree(canned.cache / "compiled")
+    canned.environ["FAILS"] = "9"
+    assert canned.build().returncode == 1
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before

@@ -15,6 +15,7 @@ import pytest
 
 from sonata_aot.aot import plan, toolchain
 from sonata_aot.aot.plan import Job, choose_archs, choose_kernels, jobs
+from sonata_aot.aot.sources import source_files
 from sonata_aot.artifacts import Arch, Budget, Declaration, Parameter
 from sonata_aot.artifacts.errors import UsageError
 from sonata_aot.kernels import KernelSpec, builtin, product
@@ -39,6 +40,34 @@ FILES = {
     "toy/unrelated.py": "",
     "shared.py": "",
 }
+
+CHANGES: list[dict[str, Any]] = [
+    {"arch": "sm89"},
+    {"m": 2},
+    {"device": "toy.device:other"},
+    {"name": "toy2"},
+    {"parameters": (*DECLARATION.parameters, Parameter("k", "i64"))},
+    {
+        "parameters": (
+            dataclasses.replace(DECLARATION.parameters[0], align=16),
+            DECLARATION.parameters[1],
+        )
+    },
+    {
+        "parameters": (
+            dataclasses.replace(DECLARATION.parameters[0], element="bf16"),
+            DECLARATION.parameters[1],
+        )
+    },
+    {"block": ("128", "1", "1")},
+    {"block": ("1", "64", "1")},
+    {"shared_bytes": "16"},
+    {"grid": ("n", "2", "1")},
+    {"budget": Budget(registers=32)},
+    {"selectors": ("m", "rows")},
+    {"min_sm": "81"},
+    {"programmatic": "1"},
+]
 
 
 def job(arch: str = "sm86", device: str = "toy.device:toy", m: int = 1, **changes: Any) -> Job:
@@ -72,34 +101,7 @@ class TestKey:
         forget()
         assert job().key == before
 
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"arch": "sm89"},
-            {"m": 2},
-            {"device": "toy.device:other"},
-            {"name": "toy2"},
-            {"parameters": (*DECLARATION.parameters, Parameter("k", "i64"))},
-            {
-                "parameters": (
-                    dataclasses.replace(DECLARATION.parameters[0], align=16),
-                    DECLARATION.parameters[1],
-                )
-            },
-            {
-                "parameters": (
-                    dataclasses.replace(DECLARATION.parameters[0], element="bf16"),
-                    DECLARATION.parameters[1],
-                )
-            },
-            {"block": ("128", "1", "1")},
-            {"block": ("1", "64", "1")},
-            {"shared_bytes": "16"},
-            {"grid": ("n", "2", "1")},
-            {"budget": Budget(registers=32)},
-        ],
-        ids=str,
-    )
+    @pytest.mark.parametrize("changes", CHANGES, ids=str)
     def test_changes_with_the_declaration_the_variant_and_the_arch(
         self, changes: dict[str, Any]
     ) -> None:
@@ -133,6 +135,58 @@ class TestKey:
         os.utime(files({}) / "toy" / "device.py", (1, 1))
         files({})
         assert job().key == before
+
+    @pytest.mark.parametrize("changed", ["toy/device.py", "toy/helper.py", "other/device.py"])
+    def test_a_source_counts_for_the_kernels_that_use_it_alone(
+        self, files: Package, changed: str
+    ) -> None:
+        files({"other/__init__.py": "", "other/device.py": "import shared\n"})
+        modules = ("toy.device:toy", "other.device:toy")
+        before = [job(device=device).key for device in modules]
+        files({changed: FILES.get(changed, "import shared\n") + "# a comment\n"})
+        after = [job(device=device).key for device in modules]
+        differ = [one != other for one, other in zip(before, after, strict=True)]
+        assert differ == [changed.startswith("toy"), changed.startswith("other")]
+
+    def test_kernels_share_only_what_they_import(self) -> None:
+        """Of the product's own: touching the GEMV rebuilds no scan, and the other way round."""
+        files = {name: set(source_files(spec.module)) for name, spec in builtin().items()}
+        assert "sonata_aot.kernels.gemv.device" in files["gemv"]
+        for name, used in files.items():
+            folders = {item.split(".")[2] for item in used if item.count(".") > 2}
+            assert len(folders) == 1 or name.startswith("ssd"), (name, folders)
+            assert ("gemv" in folders) == name.startswith("gemv"), name
+            assert not any(".spec" in item or item.endswith("tables") for item in used)
+
+    def test_has_no_input_that_no_test_changes(self) -> None:
+        assert set(job().inputs({})) == {
+            "declaration",
+            "device",
+            "resident",
+            "variant",
+            "arch",
+            "recipe",
+            "sources",
+            "compiler",
+            "entry_format",
+        }
+
+    def test_every_field_of_the_declaration_is_changed_by_a_test(self) -> None:
+        changed = {name for changes in CHANGES for name in changes}
+        # Choices cannot change without the variants, which are in the key themselves.
+        fields = {item.name for item in dataclasses.fields(Declaration)}
+        assert fields - changed == {"choices"}
+
+    def test_changes_with_what_should_be_resident(self) -> None:
+        before = job()
+        for resident in ("1", "m + 1"):
+            spec = dataclasses.replace(before.spec, resident=resident)
+            assert Job(spec, before.variant, before.arch).key != before.key
+
+    def test_changes_with_the_form_of_an_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = job().key
+        monkeypatch.setattr(plan, "ENTRY_FORMAT", plan.ENTRY_FORMAT + 1)
+        assert job().key != before
 
     def test_changes_with_the_recipe(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]

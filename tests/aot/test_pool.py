@@ -27,6 +27,12 @@ for line in sys.stdin:
     do = task["do"]
     if do == "hang":
         time.sleep(60)
+    elif do == "child":
+        import subprocess
+        child = subprocess.Popen(["sleep", "600"])
+        log.write(json.dumps({"pid": child.pid, "cwd": "", "task": task}) + "\\n")
+        log.flush()
+        time.sleep(60)
     elif do == "exit":
         os._exit(7)
     elif do == "kill":
@@ -80,6 +86,10 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_no_task(run: Run) -> None:
@@ -154,6 +164,16 @@ def test_a_hanging_worker_is_ended_and_replaced(
     assert "longer than 2.5 s" in hung.error
     assert isinstance(last, Compiled)
     assert not any(alive(line["pid"]) for line in told())
+
+
+def test_what_a_hanging_worker_has_started_ends_with_it(
+    run: Run, told: Callable[[], list[dict[str, Any]]]
+) -> None:
+    (hung,) = run("child", timeout=2.5)
+    assert isinstance(hung, CompileFailed)
+    assert len(told()) == 2
+    # The child is nobody's to wait for here, so it may stay as a zombie.
+    assert all(not alive(pid) or state(pid) == "Z" for pid in (line["pid"] for line in told()))
 
 
 def test_the_time_limit_is_for_one_task(run: Run) -> None:

@@ -7,6 +7,7 @@ that a long run can go on where another ended.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,9 @@ def refused(directory: Path, mutant: Mutant, made: Made) -> str:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_every_mutant_is_refused(both: Made, tmp_path: Path, chunk: int) -> None:
+def test_every_mutant_is_refused(
+    both: Made, tmp_path: Path, chunk: int, record_property: Callable[[str, object], None]
+) -> None:
     made = both.only(0, 1, 2)
     for seed in range(FIRST + chunk, FIRST + COUNT, CHUNKS):
         mutant = mutate(seed, made)
@@ -56,6 +59,7 @@ def test_every_mutant_is_refused(both: Made, tmp_path: Path, chunk: int) -> None
         except (Exception, SonataError) as error:
             raise AssertionError(f"seed {seed}, {mutant.done}") from error
         assert by, f"seed {seed} was accepted: {mutant.done}"
+    record_property("mutants", len(range(FIRST + chunk, FIRST + COUNT, CHUNKS)))
 
 
 def test_the_original_is_accepted(both: Made, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,8 @@ import pytest
 from artifact_sets import Made
 
 from sonata_aot.artifacts import open_artifacts, publish
-from sonata_aot.artifacts.errors import ArtifactError, SonataError, UntrustedPath
-from sonata_aot.artifacts.trust import require_trusted
+from sonata_aot.artifacts.errors import ArtifactError, IntegrityError, SonataError, UntrustedPath
+from sonata_aot.artifacts.trust import overridden, require_trusted, untrusted_allowed
 
 STRANGER = 12345
 GROUP_OF_NOBODY_KNOWN = 54321
@@ -297,3 +299,40 @@ def test_the_folder_of_objects_is_examined_too(
         open_artifacts(directory)
     assert str(directory / "objects") in caught.value.what
     assert caught.value.remedy
+
+
+class TestWhereItIsAllowed:
+    def test_every_fault_is_recorded_once(self, directory: Path) -> None:
+        directory.chmod(0o777)
+        (directory / "manifest.json").chmod(0o666)
+        with untrusted_allowed() as faults:
+            for _ in range(2):
+                open_artifacts(directory)
+        assert faults == [
+            f"{directory} is writable by everybody",
+            f"{directory / 'manifest.json'} is writable by everybody",
+        ]
+
+    def test_it_ends_with_the_block(self, directory: Path) -> None:
+        directory.chmod(0o777)
+        with contextlib.suppress(RuntimeError), untrusted_allowed() as faults:
+            assert overridden() is faults
+            raise RuntimeError
+        assert overridden() is None
+        with pytest.raises(UntrustedPath):
+            open_artifacts(directory)
+
+    def test_it_is_for_this_thread_alone(self, directory: Path) -> None:
+        directory.chmod(0o777)
+        with untrusted_allowed(), ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(open_artifacts, directory)
+        assert isinstance(answer.exception(), UntrustedPath)
+
+    @pytest.mark.parametrize("name", ["manifest.json", "objects"])
+    def test_links_are_refused_all_the_same(
+        self, directory: Path, tmp_path: Path, name: str
+    ) -> None:
+        (directory / name).rename(tmp_path / "elsewhere")
+        (directory / name).symlink_to(tmp_path / "elsewhere")
+        with untrusted_allowed(), pytest.raises(IntegrityError):
+            open_artifacts(directory)

@@ -325,3 +325,46 @@ def test_importing_the_loader_imports_no_torch_and_no_compiler(recorder):
     )
     assert outcome.stdout.strip() == "[]"
     assert not outcome.calls
+
+
+def test_untrusted_artifacts_load_only_where_they_are_allowed(recorder, artifacts, tmp_path):
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    copy.chmod(0o777)
+    outcome = recorder.loader(
+        copy,
+        """
+        from sonata_aot.artifacts.errors import UntrustedPath
+        try:
+            loader.load(ARTIFACTS, devices=[0])
+        except UntrustedPath as error:
+            refused = str(error)
+        k = loader.load(ARTIFACTS, devices=[0], allow_untrusted=True)
+        say([refused, k.info()["untrusted"]])
+        """,
+        env={"SONATA_TEST_CUDA_CC": "9.0", "SONATA_AOT_LOG_LEVEL": "warning"},
+    )
+    refused, recorded = outcome.value
+    assert f"{copy} is writable by everybody" in refused
+    assert recorded == [f"{copy} is writable by everybody"]
+    assert len(loaded(outcome)) > 1
+
+
+def test_damage_is_no_matter_of_trust(recorder, artifacts, tmp_path):
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    for path in (copy / "objects").iterdir():
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    outcome = recorder.loader(
+        copy,
+        """
+        from sonata_aot.artifacts.errors import IntegrityError
+        try:
+            loader.load(ARTIFACTS, devices=[0], allow_untrusted=True)
+        except IntegrityError as error:
+            say(str(error))
+        """,
+        env={"SONATA_TEST_CUDA_CC": "9.0"},
+    )
+    assert "SHA-256" in outcome.value
+    assert loaded(outcome) == set()

@@ -1,0 +1,61 @@
+"""Which cache entries running builds use, so that pruning leaves them alone.
+
+A build writes the keys of its plan into a file of its own in `ROOT/in-use/` and holds a lock on
+that file until it ends, however it ends. Whoever prunes holds the lock of the folder, so that no
+build begins meanwhile; a file that nobody has locked is a dead build's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..artifacts.files import locked
+
+
+@contextlib.contextmanager
+def lease(folder: Path, keys: Iterable[str]) -> Iterator[None]:
+    """Name these keys as used until the end of the block.
+
+    Raises:
+        OSError: the folder cannot be written, or its file system has no locks.
+    """
+    path = folder / secrets.token_hex(16)
+    with contextlib.ExitStack() as stack:
+        with locked(folder, shared=True):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o600)
+            stack.callback(os.close, descriptor)
+            stack.callback(path.unlink, missing_ok=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with open(descriptor, "w", encoding="ascii", closefd=False) as file:
+                file.writelines(f"{key}\n" for key in keys)
+        yield
+
+
+@contextlib.contextmanager
+def keys_in_use(folder: Path) -> Iterator[set[str]]:
+    """The keys that running builds use; none is added before the end of the block.
+
+    Clears what dead builds left.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    keys: set[str] = set()
+    with locked(folder):
+        for path in folder.iterdir():
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            except BlockingIOError:
+                with open(descriptor, encoding="ascii", closefd=False) as file:
+                    keys.update(file.read().split())
+            finally:
+                os.close(descriptor)
+        yield keys
