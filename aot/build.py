@@ -37,7 +37,7 @@ from ..kernels import KernelSpec
 from ..kernels.tables import rules
 from .budget import over_budget
 from .cache import Cache, Entry
-from .plan import Job, jobs
+from .plan import Job, jobs, left_out
 from .pool import Compiled, CompileFailed, run_tasks
 from .provenance import git_state
 from .sass import disassemble, spills
@@ -56,7 +56,7 @@ class BuildResult:
 
     `manifest` holds what was built: for a shard its part, without rules. `written` counts files
     that changed in the directory; `removed` names the binaries that it held before and holds no
-    longer.
+    longer; `left_out` what its declaration does not allow for an architecture, with the reason.
     """
 
     directory: Path
@@ -64,6 +64,7 @@ class BuildResult:
     compiled: set[str] = field(default_factory=set)
     written: int = 0
     removed: tuple[str, ...] = ()
+    left_out: tuple[tuple[Job, str], ...] = ()
 
 
 def build(
@@ -96,6 +97,7 @@ def build(
     compiler_versions()
     prepare(directory, SHARD_FILE if shard else FILE_NAME)  # before the work and not after it
     plan = jobs(specs, archs, everything=everything)
+    without = tuple(left_out(specs, archs, everything=everything))
     _require_some(plan, archs)
     mine = [*share(plan, *shard)] if shard else plan
     cache = Cache()
@@ -110,11 +112,12 @@ def build(
         keys = tuple(job.key for job in plan)
         part = dataclasses.replace(manifest, rules=())
         whole = Shard(SCHEMA, *shard, keys=keys, rules=manifest.rules, part=part)
-        return BuildResult(directory, part, compiled, publish_shard(directory, whole, objects))
+        written = publish_shard(directory, whole, objects)
+        return BuildResult(directory, part, compiled, written, left_out=without)
     before = labels(directory)
     written = publish(directory, manifest, objects)
     removed = before - {binary.label for binary in manifest.binaries}
-    return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)))
+    return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)), without)
 
 
 def _require_some(plan: Sequence[Job], archs: Sequence[Arch]) -> None:
@@ -203,6 +206,7 @@ def _task(job: Job) -> dict[str, Any]:
         "prefix": entry_prefix(job.spec.name, job.variant),
         "parameters": [
             {
+                "name": parameter.name,
                 "kind": parameter.kind,
                 "align": parameter.align,
                 "dtype": declaration.element(parameter, job.variant)

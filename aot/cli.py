@@ -23,6 +23,7 @@ from .options import (
     SHARD,
     arch_option,
     directory_argument,
+    from_option,
     json_option,
     kernel_option,
     progress_options,
@@ -85,6 +86,7 @@ main.add_command(tune)
     "Without it, TORCH_CUDA_ARCH_LIST.",
     multiple=True,
 )
+@from_option
 @kernel_option("Build this kernel instead of the default ones; repeatable.", multiple=True)
 @click.option(
     "--all",
@@ -129,6 +131,7 @@ main.add_command(tune)
 @json_option
 def build(
     archs: tuple[str, ...],
+    modules: tuple[str, ...],
     kernels: tuple[str, ...],
     everything: bool,
     out: Path | None,
@@ -152,7 +155,7 @@ def build(
     if shard and out is None:
         raise click.UsageError("--shard needs --out: a part is not published where loaders look")
     result = run(
-        plan.choose_kernels(kernels, everything=everything),
+        plan.choose_kernels(kernels, modules, everything=everything),
         plan.choose_archs(archs),
         everything=everything,
         shard=shard,
@@ -172,6 +175,7 @@ def build(
                 "cached": sorted({b.key for b in binaries} - result.compiled),
                 "written": result.written,
                 "removed": list(result.removed),
+                "left_out": report.left_out_data(result.left_out),
                 "shard": "{}/{}".format(*shard) if shard else None,
                 "manifest": report.manifest_data(result.manifest),
             }
@@ -185,6 +189,8 @@ def build(
     if result.compiled:
         done = f"{len(result.compiled)} compiled, {cached} cached"
     click.echo(f"\n{report.plural(len(binaries), 'binary', 'binaries')}: {done}")
+    for line in report.left_out_lines(result.left_out):
+        click.echo(line)
     if result.removed:
         # The directory holds the selection alone: say what that cost.
         click.echo(f"removed, since not asked for: {', '.join(result.removed)}")

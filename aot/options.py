@@ -201,6 +201,18 @@ def kernel_option(text: str, *, multiple: bool) -> Callable[[Command], Command]:
     )
 
 
+def from_option(command: Command) -> Command:
+    """`--from`: the command gets `modules`."""
+    return click.option(
+        "--from",
+        "modules",
+        multiple=True,
+        metavar="MODULE",
+        help="Take kernels from the SPECS of this module, such as mypkg.kernels, instead of those "
+        "of sonata_aot.kernels and of installed packages; repeatable.",
+    )(command)
+
+
 def _archs(ctx: Any, param: Any, incomplete: str) -> list[str]:
     from ..artifacts.arch import KNOWN
 
@@ -208,6 +220,7 @@ def _archs(ctx: Any, param: Any, incomplete: str) -> list[str]:
 
 
 def _kernels(ctx: Any, param: Any, incomplete: str) -> list[str]:
-    from ..kernels import builtin
+    from .plan import known_kernels
 
-    return [name for name in builtin() if name.startswith(incomplete)]
+    known = known_kernels(ctx.params.get("modules") or ())
+    return [name for name in known if name.startswith(incomplete)]

@@ -11,8 +11,7 @@ from ..artifacts.manifest import Manifest
 from ..artifacts.schema import digest
 from ..artifacts.store import open_artifacts
 from ..artifacts.verify import Failed, Outcome, Passed
-from ..kernels import builtin
-from .plan import Job
+from .plan import Job, known_kernels
 from .sources import source_digest
 
 SUBJECT = "sources"
@@ -35,7 +34,7 @@ def check_origin(directory: Path) -> list[Outcome]:
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
-    specs = builtin()
+    specs = known_kernels()
     unknown = [item.name for item in manifest.kernels if item.name not in specs]
     if unknown:
         yield f"kernels that are not installed here: {', '.join(unknown)}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ from typing import Any
 from ..artifacts import environment
 from ..artifacts.arch import Arch, normalise, parse_arch_list
 from ..artifacts.declaration import Variant, variant_name
-from ..artifacts.errors import UsageError
+from ..artifacts.errors import BuildError, UsageError
 from ..artifacts.schema import digest, encode
 from ..kernels import KernelSpec, builtin
+from ..kernels.registry import by_name, from_module, installed
 from ..kernels.tables import default_variants
 from .cache import ENTRY_FORMAT
 from .sources import source_digest
@@ -77,13 +81,36 @@ def choose_archs(requested: Iterable[str]) -> tuple[Arch, ...]:
     return archs
 
 
-def choose_kernels(requested: Iterable[str], *, everything: bool = False) -> tuple[KernelSpec, ...]:
+def known_kernels(modules: Iterable[str] = ()) -> dict[str, KernelSpec]:
+    """The kernels of these modules, or else this package's own and those of installed packages.
+
+    Modules are looked for in the current directory too, after all other places.
+
+    Raises:
+        UsageError: there is no such module.
+        BuildError: a module cannot be used, or two kernels have one name.
+    """
+    named = list(modules)
+    if not named:
+        return by_name([*builtin().values(), *installed()])
+    with contextlib.suppress(FileNotFoundError):
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+    return by_name([spec for module in named for spec in from_module(module)])
+
+
+def choose_kernels(
+    requested: Iterable[str], modules: Iterable[str] = (), *, everything: bool = False
+) -> tuple[KernelSpec, ...]:
     """The kernels asked for, or those built by default (or `everything`), sorted by name.
+
+    They are among `known_kernels(modules)`.
 
     Raises:
         UsageError: an unknown kernel.
+        UsageError, BuildError: as for `known_kernels`.
     """
-    known = builtin()
+    known = known_kernels(modules)
     names = sorted(set(requested)) or [
         name for name, spec in known.items() if spec.default or everything
     ]
@@ -100,12 +127,47 @@ def jobs(
 
     Of a kernel with a table of rules those variants that some rule names; with `everything` each
     that its declaration allows for the architecture.
+
+    Raises:
+        BuildError: two variants could not be told apart by a call.
     """
-    targets = list(archs)
     return [
-        Job(spec, variant, arch)
-        for spec in specs
-        for arch in targets
-        for variant in (spec.variants if everything else default_variants(spec, arch))
-        if spec.is_for(variant, arch)
+        job for job, reason in _candidates(specs, archs, everything=everything) if reason is None
     ]
+
+
+def left_out(
+    specs: Iterable[KernelSpec], archs: Iterable[Arch], *, everything: bool = False
+) -> list[tuple[Job, str]]:
+    """What `jobs` leaves out by its declaration, each with the reason."""
+    return [
+        (job, reason)
+        for job, reason in _candidates(specs, archs, everything=everything)
+        if reason is not None
+    ]
+
+
+def _candidates(
+    specs: Iterable[KernelSpec], archs: Iterable[Arch], *, everything: bool
+) -> Iterator[tuple[Job, str | None]]:
+    targets = list(archs)
+    for spec in specs:
+        for arch in targets:
+            chosen = spec.variants if everything else default_variants(spec, arch)
+            found: dict[tuple[object, ...], Job] = {}
+            for variant in chosen:
+                job = Job(spec, variant, arch)
+                reason = spec.reason_against(variant, arch)
+                if reason is None:
+                    _require_apart(found, job)
+                yield job, reason
+
+
+def _require_apart(found: dict[tuple[object, ...], Job], job: Job) -> None:
+    selectors = job.spec.declaration.selectors
+    other = found.setdefault(tuple([job.variant[name] for name in selectors]), job)
+    if other is not job:
+        raise BuildError(
+            f"{job.label} and {other.label} differ in no selector, so that no call could choose",
+            remedy="declare one of them, or make a choice that differs a selector",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..artifacts.choose import Choice
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .gemv import Gemv
+    from .launcher import Launcher
     from .ssd import ChunkScan
     from .ssd_stages import Stages
 
@@ -38,6 +39,7 @@ class Kernels:
         from .fallback import choose_linear
         from .gemv import Gemv
         from .gemv_plan import Planner
+        from .launcher import Launcher
         from .ssd import ChunkScan
         from .ssd_stages import Stages
 
@@ -51,6 +53,28 @@ class Kernels:
         if "ssd_scan" in tables and "ssd_prepare" in tables:
             self._chunk_scan = ChunkScan(self._tables, self._devices)
         self._ssd = Stages(tables, multiprocessors)
+        self._make_launcher = Launcher
+        self._launchers: dict[str, Launcher] = {}
+
+    def __getitem__(self, kernel: str) -> Launcher:
+        """A kernel by its name, to be called with its declared parameters.
+
+        Raises:
+            VariantMissing: the artifacts were built without it.
+        """
+        launcher = self._launchers.get(kernel)
+        if launcher is None:
+            launcher = self._make_launcher(self.table(kernel), self._devices)
+            self._launchers[kernel] = launcher
+        return launcher
+
+    def __contains__(self, kernel: object) -> bool:
+        """Whether the artifacts have a kernel of this name."""
+        return kernel in self._tables
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the kernels."""
+        return iter(self._tables)
 
     @property
     def gemv(self) -> Gemv:
@@ -113,8 +137,10 @@ class Kernels:
         """
         if kernel not in self._tables:
             raise VariantMissing(
-                f"no kernel {kernel!r} in {self._artifacts.directory}",
-                remedy=f"build with --kernel {kernel} among others",
+                f"no kernel {kernel!r} in {self._artifacts.directory}, which has "
+                f"{', '.join(self._tables)}",
+                remedy=f"build with --kernel {kernel} among others, and --from its module if it is "
+                "your own",
             )
         return self._tables[kernel]
 
