@@ -18,6 +18,7 @@ from .cache_cli import cache
 from .completion_cli import completion
 from .measure_cli import bench, tune
 from .merge_cli import merge
+from .new_cli import new
 from .options import (
     DIRECTORY,
     SHARD,
@@ -77,6 +78,7 @@ main.add_command(bench)
 main.add_command(cache)
 main.add_command(completion)
 main.add_command(merge)
+main.add_command(new)
 main.add_command(tune)
 
 

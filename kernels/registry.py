@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Iterable, Mapping
 
 from ..artifacts.errors import BuildError, SonataError, UsageError
-from .spec import KernelSpec
+from ..artifacts.schema import decode, encode
+from .spec import Declaration, KernelSpec, Variant
 
 GROUP = "sonata_aot.kernels"
 """The group of entry points, and what names this package's own kernels among modules."""
@@ -64,6 +65,10 @@ def from_module(name: str) -> tuple[KernelSpec, ...]:
     for spec in listed:
         if not isinstance(spec, KernelSpec):
             raise _unusable(name, f"has a {type(spec).__name__} in SPECS")
+        # What a manifest would not take must not be compiled first.
+        decode(Declaration, encode(spec.declaration), f"{name}: {spec.name}")
+        for variant in spec.variants:
+            decode(Variant, encode(variant), f"{name}: {spec.name}: variant")
         if spec.name in builtin():
             raise BuildError(
                 f"{name}: {spec.name!r} is a kernel of sonata-aot itself",

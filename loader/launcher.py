@@ -190,12 +190,13 @@ class Launcher:
         return device, values, dtypes
 
     def _number(self, parameter: Parameter, value: Any) -> int | float:
-        wanted = Real if parameter.kind == "f32" else Integral
         # A tensor would do as a number, and wait for the device.
-        if not isinstance(value, wanted):
-            word = _WORDS[parameter.kind]
-            self._fail(f"{parameter.name} is a {type(value).__name__}", f"pass a Python {word}")
-        return float(value) if parameter.kind == "f32" else int(value)
+        if parameter.kind == "f32" and isinstance(value, Real):
+            return float(value)
+        if parameter.kind != "f32" and isinstance(value, Integral):
+            return int(value)
+        word = _WORDS[parameter.kind]
+        self._fail(f"{parameter.name} is a {type(value).__name__}", f"pass a Python {word}")
 
     def _address(self, name: str, tensor: Any) -> int:
         if not isinstance(tensor, Tensor):
