@@ -85,7 +85,7 @@ class Launcher:
         """
         tensors, key = self._recognise(arguments, selectors)
         known = None if key is None else self._known.get(key)
-        if known is not None:
+        if known is not None and self._reader is not None:
             device, sequence = known
             sequence.launch_tensors(self._reader, runtime.current_stream(device), tensors)
             return
@@ -190,13 +190,10 @@ class Launcher:
         return device, values, dtypes
 
     def _number(self, parameter: Parameter, value: Any) -> int | float:
-        # A tensor would do as a number, and wait for the device.
-        if parameter.kind == "f32" and isinstance(value, Real):
-            return float(value)
-        if parameter.kind != "f32" and isinstance(value, Integral):
-            return int(value)
-        word = _WORDS[parameter.kind]
-        self._fail(f"{parameter.name} is a {type(value).__name__}", f"pass a Python {word}")
+        if not _is_number(parameter.kind, value):
+            word = _WORDS[parameter.kind]
+            self._fail(f"{parameter.name} is a {type(value).__name__}", f"pass a Python {word}")
+        return float(value) if parameter.kind == "f32" else int(value)
 
     def _address(self, name: str, tensor: Any) -> int:
         if not isinstance(tensor, Tensor):
@@ -278,3 +275,8 @@ class Launcher:
 def _are_named(selectors: dict[str, ChoiceValue]) -> bool:
     """Whether selectors have values of the types that choices have."""
     return all(type(value) in (int, str) for value in selectors.values())
+
+
+def _is_number(kind: str, value: object) -> bool:
+    """Whether a value is a number of a kind; a tensor would do, and wait for the device."""
+    return isinstance(value, Real if kind == "f32" else Integral)

@@ -107,9 +107,9 @@ def test_what_is_refused(own: loader.Kernels, rms_gate: ModuleType):
         rms_gate.rms_norm_gate(own, x[:, :1024], gate[:, :1024], weight[:1024])
     with pytest.raises(ArgumentError, match="multiple of 16"):
         own["rms_norm_gate"](x[:, 1:], gate, weight, x, 3, 2048, 2048, 1e-5, columns=2048)
-    with pytest.raises(ArgumentError, match="gate is torch.float16"):
+    with pytest.raises(ArgumentError, match=r"gate is torch\.float16"):
         own["rms_norm_gate"](x, gate.half(), weight, x, 3, 2048, 2048, 1e-5, columns=2048)
-    with pytest.raises(ArgumentError, match="grid.x = 0"):
+    with pytest.raises(ArgumentError, match=r"grid\.x = 0"):
         own["rms_norm_gate"](x, gate, weight, x, 0, 2048, 2048, 1e-5, columns=2048)
 
 
