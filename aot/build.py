@@ -37,6 +37,7 @@ from ..kernels import KernelSpec
 from ..kernels.tables import rules
 from .budget import over_budget
 from .cache import Cache, Entry
+from .needed import Needed
 from .plan import Job, jobs, left_out
 from .pool import Compiled, CompileFailed, run_tasks
 from .provenance import git_state
@@ -72,6 +73,7 @@ def build(
     archs: Sequence[Arch],
     *,
     everything: bool = False,
+    only: Needed | None = None,
     shard: tuple[int, int] | None = None,
     out: Path | None = None,
     workers: int | None = None,
@@ -81,10 +83,11 @@ def build(
 ) -> BuildResult:
     """Compile what the cache lacks and publish the whole selection.
 
-    With `everything` that is every declared variant, else what the tables of rules name. The
-    directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
-    selection; or, with `shard` (index, count), that part of it, for `merge`. `timeout` is in
-    seconds, for one job. Without `keep_going` the first kernel that fails ends the build.
+    With `everything` that is every declared variant, with `only` what that has, else what the
+    tables of rules name. The directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards
+    holds exactly the selection; or, with `shard` (index, count), that part of it, for `merge`.
+    `timeout` is in seconds, for one job. Without `keep_going` the first kernel that fails ends the
+    build.
 
     Raises:
         MissingDependency: the compiler or the disassembler is not installed.
@@ -96,16 +99,16 @@ def build(
     directory = out or default_artifacts()
     compiler_versions()
     prepare(directory, SHARD_FILE if shard else FILE_NAME)  # before the work and not after it
-    plan = jobs(specs, archs, everything=everything)
-    without = tuple(left_out(specs, archs, everything=everything))
-    _require_some(plan, archs)
+    plan = jobs(specs, archs, everything=everything, only=only)
+    without = tuple(left_out(specs, archs, everything=everything, only=only))
+    require_some(plan, archs)
     mine = [*share(plan, *shard)] if shard else plan
     cache = Cache()
     cache.require_trusted()
     log.info("%d binaries planned, %d of them here; cache %s", len(plan), len(mine), cache.root)
     with cache.using([job.key for job in mine]):
         entries, compiled = _entries(mine, cache, workers, timeout, keep_going, progress)
-    manifest = _manifest(specs, archs, [entries[job.key].binary for job in mine])
+    manifest = _manifest(specs, archs, only, [entries[job.key].binary for job in mine])
     objects = {name: data for entry in entries.values() for name, data in entry.objects.items()}
     objects = dict(sorted(objects.items()))
     if shard:
@@ -120,7 +123,12 @@ def build(
     return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)), without)
 
 
-def _require_some(plan: Sequence[Job], archs: Sequence[Arch]) -> None:
+def require_some(plan: Sequence[Job], archs: Sequence[Arch]) -> None:
+    """Refuse an architecture that nothing is built for.
+
+    Raises:
+        BuildError: naming it.
+    """
     for arch in archs:
         if not any(job.arch == arch for job in plan):
             raise BuildError(
@@ -167,7 +175,7 @@ def _entries(
                         break
                     continue
                 entry, took = outcome
-                cache.add(entry)
+                cache.add(entry, job.record())
                 entries[entry.binary.key] = entry
                 compiled.add(entry.binary.key)
                 done += 1
@@ -301,8 +309,12 @@ def _broken(problem: str) -> BuildError:
 
 
 def _manifest(
-    specs: Sequence[KernelSpec], archs: Sequence[Arch], binaries: Sequence[Binary]
+    specs: Sequence[KernelSpec],
+    archs: Sequence[Arch],
+    only: Needed | None,
+    binaries: Sequence[Binary],
 ) -> Manifest:
+    choosing = rules if only is None else only.rules
     modules = [spec.module for spec in specs]
     files = {path for module in modules for path in source_files(module).values()}
     commit, dirty = git_state(files)
@@ -319,6 +331,6 @@ def _manifest(
             archs=tuple(arch.name for arch in archs), kernels=tuple(spec.name for spec in specs)
         ),
         kernels=tuple(spec.declaration for spec in specs),
-        rules=tuple(rule for spec in specs for arch in archs for rule in rules(spec, arch)),
+        rules=tuple(rule for spec in specs for arch in archs for rule in choosing(spec, arch)),
         binaries=tuple(sorted(binaries, key=binary_order)),
     )

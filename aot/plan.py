@@ -15,13 +15,15 @@ from typing import Any
 from ..artifacts import environment
 from ..artifacts.arch import Arch, normalise, parse_arch_list
 from ..artifacts.declaration import Variant, variant_name
-from ..artifacts.errors import BuildError, UsageError
+from ..artifacts.errors import UsageError
 from ..artifacts.schema import digest, encode
 from ..kernels import KernelSpec, builtin
 from ..kernels.registry import by_name, from_module, installed
 from ..kernels.tables import default_variants
 from .cache import ENTRY_FORMAT
-from .sources import source_digest
+from .needed import Needed, needed, require_all
+from .shapes import read_list
+from .sources import source_digest, source_digests
 from .toolchain import compiler_versions
 
 
@@ -55,6 +57,13 @@ class Job:
             "sources": source_digest(self.spec.module),
             "compiler": compiler,
             "entry_format": ENTRY_FORMAT,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """`inputs` with each source file by itself, for people to compare."""
+        return {
+            **self.inputs(compiler_versions()),
+            "sources": source_digests(self.spec.module),
         }
 
 
@@ -120,54 +129,80 @@ def choose_kernels(
     return tuple(known[name] for name in names)
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What a build consists of: these kernels for these architectures.
+
+    Of each kernel what calls get, with `everything` each variant, with `only` what that has.
+    """
+
+    specs: tuple[KernelSpec, ...]
+    archs: tuple[Arch, ...]
+    everything: bool
+    only: Needed | None
+
+    def jobs(self) -> list[Job]:
+        """As `jobs`."""
+        return jobs(self.specs, self.archs, everything=self.everything, only=self.only)
+
+    def left_out(self) -> list[tuple[Job, str]]:
+        """As `left_out`."""
+        return left_out(self.specs, self.archs, everything=self.everything, only=self.only)
+
+
+def select(path: Path, archs: Iterable[str]) -> Selection:
+    """What a list of shapes needs.
+
+    Raises:
+        ConfigError: it is no list of shapes.
+        BuildError: no variant is declared for one of them.
+        UsageError: as for `choose_archs`.
+    """
+    chosen = choose_archs(archs)
+    only = needed(read_list(path), chosen)
+    require_all(only)
+    return Selection(only.kernels(), chosen, False, only)
+
+
 def jobs(
-    specs: Iterable[KernelSpec], archs: Iterable[Arch], *, everything: bool = False
+    specs: Iterable[KernelSpec],
+    archs: Iterable[Arch],
+    *,
+    everything: bool = False,
+    only: Needed | None = None,
 ) -> list[Job]:
     """What a build compiles, in the order of the manifest.
 
     Of a kernel with a table of rules those variants that some rule names; with `everything` each
-    that its declaration allows for the architecture.
-
-    Raises:
-        BuildError: two variants could not be told apart by a call.
+    that its declaration allows for the architecture; with `only` what that has.
     """
-    return [
-        job for job, reason in _candidates(specs, archs, everything=everything) if reason is None
-    ]
+    return [job for job, reason in _candidates(specs, archs, everything, only) if reason is None]
 
 
 def left_out(
-    specs: Iterable[KernelSpec], archs: Iterable[Arch], *, everything: bool = False
+    specs: Iterable[KernelSpec],
+    archs: Iterable[Arch],
+    *,
+    everything: bool = False,
+    only: Needed | None = None,
 ) -> list[tuple[Job, str]]:
     """What `jobs` leaves out by its declaration, each with the reason."""
     return [
         (job, reason)
-        for job, reason in _candidates(specs, archs, everything=everything)
+        for job, reason in _candidates(specs, archs, everything, only)
         if reason is not None
     ]
 
 
 def _candidates(
-    specs: Iterable[KernelSpec], archs: Iterable[Arch], *, everything: bool
+    specs: Iterable[KernelSpec], archs: Iterable[Arch], everything: bool, only: Needed | None
 ) -> Iterator[tuple[Job, str | None]]:
     targets = list(archs)
     for spec in specs:
         for arch in targets:
-            chosen = spec.variants if everything else default_variants(spec, arch)
-            found: dict[tuple[object, ...], Job] = {}
+            if only is not None:
+                chosen = only.variants(spec, arch)
+            else:
+                chosen = spec.variants if everything else default_variants(spec, arch)
             for variant in chosen:
-                job = Job(spec, variant, arch)
-                reason = spec.reason_against(variant, arch)
-                if reason is None:
-                    _require_apart(found, job)
-                yield job, reason
-
-
-def _require_apart(found: dict[tuple[object, ...], Job], job: Job) -> None:
-    selectors = job.spec.declaration.selectors
-    other = found.setdefault(tuple([job.variant[name] for name in selectors]), job)
-    if other is not job:
-        raise BuildError(
-            f"{job.label} and {other.label} differ in no selector, so that no call could choose",
-            remedy="declare one of them, or make a choice that differs a selector",
-        )
+                yield Job(spec, variant, arch), spec.reason_against(variant, arch)

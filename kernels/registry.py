@@ -13,6 +13,8 @@ import pkgutil
 import traceback
 from collections.abc import Iterable, Mapping
 
+from ..artifacts.arch import KNOWN
+from ..artifacts.declaration import variant_name
 from ..artifacts.errors import BuildError, SonataError, UsageError
 from ..artifacts.schema import decode, encode
 from .spec import Declaration, KernelSpec, Variant
@@ -65,10 +67,7 @@ def from_module(name: str) -> tuple[KernelSpec, ...]:
     for spec in listed:
         if not isinstance(spec, KernelSpec):
             raise _unusable(name, f"has a {type(spec).__name__} in SPECS")
-        # What a manifest would not take must not be compiled first.
-        decode(Declaration, encode(spec.declaration), f"{name}: {spec.name}")
-        for variant in spec.variants:
-            decode(Variant, encode(variant), f"{name}: {spec.name}: variant")
+        _check(spec, name)
         if spec.name in builtin():
             raise BuildError(
                 f"{name}: {spec.name!r} is a kernel of sonata-aot itself",
@@ -111,6 +110,26 @@ def by_name(specs: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
                 remedy="rename one, or build from one of their modules",
             )
     return found
+
+
+def _check(spec: KernelSpec, module: str) -> None:
+    """Refuse what a manifest or the loader would not take, before anything is compiled."""
+    where = f"{module}: {spec.name}"
+    decode(Declaration, encode(spec.declaration), where)
+    for variant in spec.variants:
+        decode(Variant, encode(variant), f"{where}: variant")
+    for arch in KNOWN:
+        found: dict[tuple[object, ...], Variant] = {}
+        for variant in spec.variants:
+            if not spec.is_for(variant, arch):
+                continue
+            selected = tuple([variant[name] for name in spec.declaration.selectors])
+            if found.setdefault(selected, variant) is not variant:
+                raise BuildError(
+                    f"{where}: {variant_name(variant)} and {variant_name(found[selected])} differ "
+                    "in no selector, so that no call could choose",
+                    remedy="declare one of them, or make a choice that differs a selector",
+                )
 
 
 def _broken(name: str, error: Exception) -> BuildError:

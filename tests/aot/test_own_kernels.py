@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -167,14 +166,20 @@ class TestWhatIsLeftOut:
             (item["kernel"], item["variant"], item["arch"]) for item in printed["left_out"]
         ] == [("good", {"m": 2}, "sm86")]
 
-    def test_variants_that_no_call_could_tell_apart(self) -> None:
-        spec = KernelSpec(SHARED, product(kb=[1], warps=[2, 4]), "own:own")
-        with pytest.raises(BuildError, match="differ in no selector"):
-            jobs([spec], self.archs)
-        # Those of other architectures do not matter.
-        apart = dataclasses.replace(SHARED, min_sm="82 + 4 * (warps - 2)")
-        spec = KernelSpec(apart, spec.variants, "own:own", max_sm="86 + 10 * (warps - 2)")
-        assert [job.variant["warps"] for job in jobs([spec], self.archs)] == [2, 4, 4]
+    def test_variants_that_no_call_could_tell_apart(self, package: Package) -> None:
+        text = SPEC.replace('("m",),\n            selectors', '("m", "k"),\n            selectors')
+        text = text.replace("product(m=[1])", "product(m=[1], k=[2, 4])")
+        package({"own_h.py": text.format(name="own_h")})
+        with pytest.raises(BuildError, match="own_h: m=1,k=4 and m=1,k=2 differ in no selector"):
+            names("own_h")
+        # Those of different architectures are none.
+        apart = text.replace("grid=", 'min_sm="82 + 4 * (k - 2)", grid=')
+        apart = apart.replace('device:good",', 'device:good", max_sm="86 + 10 * (k - 2)",')
+        package({"own_i.py": apart.format(name="own_i")})
+        (spec,) = known_kernels(["own_i"]).values()
+        assert [(job.arch.name, job.variant["k"]) for job in jobs([spec], self.archs)] == [
+            *(("sm86", 2), ("sm90", 4), ("sm100", 4)),
+        ]
 
 
 # By function: its source, and words of the refusal.
