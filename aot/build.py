@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -29,6 +28,7 @@ from ..artifacts.manifest import (
     binary_order,
 )
 from ..artifacts.places import default_artifacts
+from ..artifacts.rules import Rule
 from ..artifacts.schema import digest
 from ..artifacts.shard import SHARD_FILE, Shard, publish_shard, share
 from ..artifacts.store import open_artifacts, prepare, publish, sha256
@@ -108,15 +108,19 @@ def build(
     log.info("%d binaries planned, %d of them here; cache %s", len(plan), len(mine), cache.root)
     with cache.using([job.key for job in mine]):
         entries, compiled = _entries(mine, cache, workers, timeout, keep_going, progress)
-    manifest = _manifest(specs, archs, only, [entries[job.key].binary for job in mine])
+    binaries = [entries[job.key].binary for job in mine]
+    rules_of = rules if only is None else only.rules
+    every_rule = tuple(rule for spec in specs for arch in archs for rule in rules_of(spec, arch))
     objects = {name: data for entry in entries.values() for name, data in entry.objects.items()}
     objects = dict(sorted(objects.items()))
     if shard:
         keys = tuple(job.key for job in plan)
-        part = dataclasses.replace(manifest, rules=())
-        whole = Shard(SCHEMA, *shard, keys=keys, rules=manifest.rules, part=part)
+        # Rules name variants that other parts have.
+        part = _manifest(specs, archs, (), binaries)
+        whole = Shard(SCHEMA, *shard, keys=keys, rules=every_rule, part=part)
         written = publish_shard(directory, whole, objects)
         return BuildResult(directory, part, compiled, written, left_out=without)
+    manifest = _manifest(specs, archs, every_rule, binaries)
     before = labels(directory)
     written = publish(directory, manifest, objects)
     removed = before - {binary.label for binary in manifest.binaries}
@@ -311,10 +315,9 @@ def _broken(problem: str) -> BuildError:
 def _manifest(
     specs: Sequence[KernelSpec],
     archs: Sequence[Arch],
-    only: Needed | None,
+    rules: tuple[Rule, ...],
     binaries: Sequence[Binary],
 ) -> Manifest:
-    choosing = rules if only is None else only.rules
     modules = [spec.module for spec in specs]
     files = {path for module in modules for path in source_files(module).values()}
     commit, dirty = git_state(files)
@@ -331,6 +334,6 @@ def _manifest(
             archs=tuple(arch.name for arch in archs), kernels=tuple(spec.name for spec in specs)
         ),
         kernels=tuple(spec.declaration for spec in specs),
-        rules=tuple(rule for spec in specs for arch in archs for rule in choosing(spec, arch)),
+        rules=rules,
         binaries=tuple(sorted(binaries, key=binary_order)),
     )

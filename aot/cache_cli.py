@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
 
 import click
 
@@ -159,4 +159,4 @@ def _items(count: int) -> str:
 
 def _time(stamp: int) -> str:
     """Second of a stamp in ns, in UTC."""
-    return datetime.fromtimestamp(stamp // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stamp // 10**9))

@@ -32,8 +32,8 @@ def lease(folder: Path, keys: Iterable[str]) -> Iterator[None]:
             stack.callback(os.close, descriptor)
             stack.callback(path.unlink, missing_ok=True)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with open(descriptor, "w", encoding="ascii", closefd=False) as file:
-                file.writelines(f"{key}\n" for key in keys)
+            with open(descriptor, "wb", closefd=False) as file:
+                file.writelines(f"{key}\n".encode() for key in keys)
         yield
 
 
@@ -54,8 +54,8 @@ def keys_in_use(folder: Path) -> Iterator[set[str]]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
             except BlockingIOError:
-                with open(descriptor, encoding="ascii", closefd=False) as file:
-                    keys.update(file.read().split())
+                with open(descriptor, "rb", closefd=False) as file:
+                    keys.update(file.read().decode(errors="replace").split())
             finally:
                 os.close(descriptor)
         yield keys

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +145,30 @@ def progress_options(command: Command) -> Command:
         if quiet and verbose:
             raise click.UsageError("--quiet and --verbose exclude each other")
         progress = Progress(quiet=quiet or as_json)
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("sonata-aot: %(message)s"))
-        logger = logging.getLogger(__package__)
-        level = logger.level
-        if verbose:
-            logger.addHandler(handler)
-            logger.setLevel(logging.INFO)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(progress.close)
+            if verbose:
+                stack.enter_context(_logging_shown())
             return command(quiet=quiet, as_json=as_json, progress=progress, **rest)
-        finally:
-            progress.close()
-            logger.removeHandler(handler)
-            logger.setLevel(level)
 
     return run
+
+
+@contextlib.contextmanager
+def _logging_shown() -> Iterator[None]:
+    """Show on standard error what this package logs."""
+    import logging  # not for `--help`
+
+    logger, handler = logging.getLogger(__package__), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("sonata-aot: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def trust_option(command: Command) -> Command:
