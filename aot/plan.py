@@ -14,7 +14,7 @@ from typing import Any
 
 from ..artifacts import environment
 from ..artifacts.arch import Arch, normalise, parse_arch_list
-from ..artifacts.declaration import Variant, variant_name
+from ..artifacts.declaration import Declaration, Variant, variant_name
 from ..artifacts.errors import UsageError
 from ..artifacts.schema import digest, encode
 from ..kernels import KernelSpec, builtin
@@ -48,7 +48,7 @@ class Job:
     def inputs(self, compiler: dict[str, str]) -> dict[str, Any]:
         """What the key is made of, where these are the compiler's packages."""
         return {
-            "declaration": encode(self.spec.declaration),
+            "declaration": _encoded(self.spec.declaration),
             "device": self.spec.device,
             "resident": self.spec.resident_blocks(self.variant),
             "variant": self.variant,
@@ -65,6 +65,11 @@ class Job:
             **self.inputs(compiler_versions()),
             "sources": source_digests(self.spec.module),
         }
+
+
+@functools.cache
+def _encoded(declaration: Declaration) -> dict[str, Any]:
+    return encode(declaration)
 
 
 @functools.cache

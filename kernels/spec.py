@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from ..artifacts.arch import Arch
@@ -91,4 +92,7 @@ class KernelSpec:
 
 def _value(text: str, variant: Variant) -> int:
     values = {name: value for name, value in variant.items() if isinstance(value, int)}
-    return Expression(text).evaluate(values)
+    return _parsed(text).evaluate(values)
+
+
+_parsed = functools.cache(Expression)

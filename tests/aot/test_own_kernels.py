@@ -13,7 +13,7 @@ import pytest
 
 from sonata_aot.aot.build import _task
 from sonata_aot.aot.plan import Job, choose_kernels, jobs, known_kernels, left_out
-from sonata_aot.artifacts import Arch, Binary, Declaration, Parameter
+from sonata_aot.artifacts import Arch, Binary, Declaration, Parameter, open_artifacts
 from sonata_aot.artifacts.errors import BuildError, SonataError, UsageError
 from sonata_aot.artifacts.verify import check_ptx
 from sonata_aot.kernels import KernelSpec, builtin, product
@@ -151,20 +151,31 @@ class TestWhatIsLeftOut:
         assert len(reasons) + len(built) == 5 * len(self.archs)
         assert reasons["sm86", 100] == ("102400 bytes of shared memory, of 101376 that a block has")
 
-    def test_a_build_says_so(self, toys: Toys) -> None:
+    def test_a_build_for_every_architecture_says_so(self, toys: Toys) -> None:
         toys.write('spec("good", shared_bytes="1024 * 200 * (m - 1)", grid=("m", "1", "1"))')
-        text = (toys.root / toys.package / "specs.py").read_text()
         specs = toys.root / toys.package / "specs.py"
-        specs.write_text(text.replace("m=[1]", "m=[1, 2]"))
-        result = toys.build("--arch=sm90")
+        specs.write_text(specs.read_text().replace("m=[1]", "m=[1, 2]"))
+        every = [f"--arch={arch}" for arch in self.archs]
+        result = toys.build(*every)
         assert result.returncode == 0, result.stderr
-        left = "left out of sm86: 1 of good (204800 bytes of shared memory, of 101376"
-        assert left in result.stdout
-        assert "left out of sm90" not in result.stdout
-        printed = json.loads(toys.build("--arch=sm90", "--json").stdout)
+        built = open_artifacts(toys.cache / "artifacts").manifest.binaries
+        large = ("sm90", "sm100")
+        assert [(b.arch, b.variant["m"]) for b in built] == [
+            (arch.name, m) for arch in self.archs for m in (1, 2) if m == 1 or arch.name in large
+        ]
+        left = [line for line in result.stdout.splitlines() if line.startswith("left out of ")]
+        assert left == [
+            f"left out of {arch}: 1 of good (204800 bytes of shared memory, of "
+            f"{arch.dynamic_shared_bytes} that a block has)"
+            for arch in self.archs
+            if arch.name not in large
+        ]
+        printed = json.loads(toys.build(*every, "--json").stdout)
         assert [
             (item["kernel"], item["variant"], item["arch"]) for item in printed["left_out"]
-        ] == [("good", {"m": 2}, "sm86")]
+        ] == [("good", {"m": 2}, arch.name) for arch in self.archs if arch.name not in large]
+        only = toys.build("--dry-run", *every).stdout
+        assert [line for line in only.splitlines() if line.startswith("left out of ")] == left
 
     def test_variants_that_no_call_could_tell_apart(self, package: Package) -> None:
         text = SPEC.replace('("m",),\n            selectors', '("m", "k"),\n            selectors')
@@ -290,8 +301,6 @@ def test_the_message_of_a_build(toys: Toys) -> None:
     ],
 )
 def test_code_for_clusters_is_refused(line: str, built: Path) -> None:
-    from sonata_aot.artifacts import open_artifacts
-
     artifacts = open_artifacts(built)
     binary: Binary = artifacts.manifest.binaries[0]
     ptx = artifacts.read(binary.ptx)
