@@ -25,6 +25,7 @@ from .options import (
     SHARD,
     arch_option,
     directory_argument,
+    from_option,
     json_option,
     kernel_option,
     out_option,
@@ -237,10 +238,13 @@ def list_(directory: Path, as_json: bool) -> None:
     help="Also check where it came from: that the kernels installed here, by source digest, "
     "declaration and cache key, are those that it was built from.",
 )
+@from_option
 @trust_option
 @quiet_option
 @json_option
-def verify(directory: Path, sources: bool, quiet: bool, as_json: bool) -> None:
+def verify(
+    directory: Path, sources: bool, modules: tuple[str, ...], quiet: bool, as_json: bool
+) -> None:
     """Check every byte of an artifact directory; exit 1 if anything is wrong.
 
     Needs no GPU and no compiler. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
@@ -249,11 +253,13 @@ def verify(directory: Path, sources: bool, quiet: bool, as_json: bool) -> None:
     from ..artifacts.verify import verify as run
     from . import report
 
+    if modules and not sources:
+        raise click.UsageError("--from says where --sources looks: give that too")
     outcomes = run(directory)
     if sources:
         from .origin import check_origin
 
-        outcomes += check_origin(directory)
+        outcomes += check_origin(directory, modules)
     bad = [outcome for outcome in outcomes if not isinstance(outcome, Passed)]
     if as_json:
         report.print_json(

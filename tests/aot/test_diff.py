@@ -98,6 +98,20 @@ def test_what_came_went_and_changed(invoke: Invoke, make: Make) -> None:
     assert printed["added"][0]["figures"]["registers"] == first.registers
 
 
+def test_other_bytes_of_one_size(invoke: Invoke, make: Make) -> None:
+    def other(binary: Binary) -> Binary:
+        sha256 = hashlib.sha256(b"x" * binary.ptx.size).hexdigest()
+        return dataclasses.replace(binary, ptx=dataclasses.replace(binary.ptx, sha256=sha256))
+
+    first, *_ = open_artifacts(make("all")).manifest.binaries
+    b = make("b", lambda binary: other(binary) if binary.label == first.label else binary)
+    result = invoke("diff", make("a"), b)
+    assert result.stdout.splitlines() == [
+        f"~ {first.label}: other bytes",
+        "0 added, 0 removed, 1 changed",
+    ]
+
+
 def test_a_declaration_alone(invoke: Invoke, make: Make) -> None:
     (declaration,) = open_artifacts(make("all")).manifest.kernels
     other = dataclasses.replace(declaration, grid=("1", "1", "1"))

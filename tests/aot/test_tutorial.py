@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,9 @@ from ptx_numbers import from_bf16, to_bf16
 from recording_libcuda import Recorder
 from sonata_aot.aot.provenance import git_state
 from sonata_aot.artifacts import ArtifactSet, open_artifacts
+
+if TYPE_CHECKING:
+    from tests.aot.conftest import Invoke
 
 SUPPORT = Path(recording_libcuda.__file__).parents[1]
 COLUMNS = (2048, 4096)
@@ -37,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     printed = tutorial.run(folder, environ)
     assert "8 compiled, 0 cached" in printed
+    assert "ok    sources" in printed
     assert "8 within budget, 0 not" in printed
     return folder
 
@@ -66,6 +70,13 @@ def test_the_manifest_has_the_kernel(folder: Path, artifacts: ArtifactSet) -> No
     }
     # A folder under no git has no commit, whatever is around.
     assert (manifest.source.commit, manifest.source.dirty) == git_state(folder.glob("*/*.py"))
+
+
+def test_verifying_its_sources_needs_its_module(invoke: Invoke, folder: Path) -> None:
+    result = invoke("verify", "--sources", folder / "artifacts")
+    assert result.exit_code == 1
+    assert "kernels that are not installed here: rms_norm_gate" in result.stdout
+    assert invoke("verify", "--from=rms_gate.spec", folder / "artifacts").exit_code == 2
 
 
 def random_case(rows: int, columns: int) -> tuple[Any, Any, Any]:
