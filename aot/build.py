@@ -37,7 +37,8 @@ from ..kernels import KernelSpec
 from ..kernels.tables import rules
 from .budget import over_budget
 from .cache import Cache, Entry
-from .plan import Job, jobs
+from .needed import Needed
+from .plan import Job, jobs, left_out
 from .pool import Compiled, CompileFailed, run_tasks
 from .provenance import git_state
 from .sass import disassemble, spills
@@ -56,7 +57,7 @@ class BuildResult:
 
     `manifest` holds what was built: for a shard its part, without rules. `written` counts files
     that changed in the directory; `removed` names the binaries that it held before and holds no
-    longer.
+    longer; `left_out` what its declaration does not allow for an architecture, with the reason.
     """
 
     directory: Path
@@ -64,6 +65,7 @@ class BuildResult:
     compiled: set[str] = field(default_factory=set)
     written: int = 0
     removed: tuple[str, ...] = ()
+    left_out: tuple[tuple[Job, str], ...] = ()
 
 
 def build(
@@ -71,6 +73,7 @@ def build(
     archs: Sequence[Arch],
     *,
     everything: bool = False,
+    only: Needed | None = None,
     shard: tuple[int, int] | None = None,
     out: Path | None = None,
     workers: int | None = None,
@@ -80,10 +83,11 @@ def build(
 ) -> BuildResult:
     """Compile what the cache lacks and publish the whole selection.
 
-    With `everything` that is every declared variant, else what the tables of rules name. The
-    directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards holds exactly the
-    selection; or, with `shard` (index, count), that part of it, for `merge`. `timeout` is in
-    seconds, for one job. Without `keep_going` the first kernel that fails ends the build.
+    With `everything` that is every declared variant, with `only` what that has, else what the
+    tables of rules name. The directory (`out`, SONATA_AOT_DIR or the cache's default) afterwards
+    holds exactly the selection; or, with `shard` (index, count), that part of it, for `merge`.
+    `timeout` is in seconds, for one job. Without `keep_going` the first kernel that fails ends the
+    build.
 
     Raises:
         MissingDependency: the compiler or the disassembler is not installed.
@@ -95,8 +99,9 @@ def build(
     directory = out or default_artifacts()
     compiler_versions()
     prepare(directory, SHARD_FILE if shard else FILE_NAME)  # before the work and not after it
-    plan = jobs(specs, archs, everything=everything)
-    _require_some(plan, archs)
+    plan = jobs(specs, archs, everything=everything, only=only)
+    without = tuple(left_out(specs, archs, everything=everything, only=only))
+    require_some(plan, archs)
     mine = [*share(plan, *shard)] if shard else plan
     cache = Cache()
     cache.require_trusted()
@@ -104,7 +109,8 @@ def build(
     with cache.using([job.key for job in mine]):
         entries, compiled = _entries(mine, cache, workers, timeout, keep_going, progress)
     binaries = [entries[job.key].binary for job in mine]
-    every_rule = tuple(rule for spec in specs for arch in archs for rule in rules(spec, arch))
+    rules_of = rules if only is None else only.rules
+    every_rule = tuple(rule for spec in specs for arch in archs for rule in rules_of(spec, arch))
     objects = {name: data for entry in entries.values() for name, data in entry.objects.items()}
     objects = dict(sorted(objects.items()))
     if shard:
@@ -112,15 +118,21 @@ def build(
         # Rules name variants that other parts have.
         part = _manifest(specs, archs, (), binaries)
         whole = Shard(SCHEMA, *shard, keys=keys, rules=every_rule, part=part)
-        return BuildResult(directory, part, compiled, publish_shard(directory, whole, objects))
+        written = publish_shard(directory, whole, objects)
+        return BuildResult(directory, part, compiled, written, left_out=without)
     manifest = _manifest(specs, archs, every_rule, binaries)
     before = labels(directory)
     written = publish(directory, manifest, objects)
     removed = before - {binary.label for binary in manifest.binaries}
-    return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)))
+    return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)), without)
 
 
-def _require_some(plan: Sequence[Job], archs: Sequence[Arch]) -> None:
+def require_some(plan: Sequence[Job], archs: Sequence[Arch]) -> None:
+    """Refuse an architecture that nothing is built for.
+
+    Raises:
+        BuildError: naming it.
+    """
     for arch in archs:
         if not any(job.arch == arch for job in plan):
             raise BuildError(
@@ -167,7 +179,7 @@ def _entries(
                         break
                     continue
                 entry, took = outcome
-                cache.add(entry)
+                cache.add(entry, job.record())
                 entries[entry.binary.key] = entry
                 compiled.add(entry.binary.key)
                 done += 1
@@ -206,6 +218,7 @@ def _task(job: Job) -> dict[str, Any]:
         "prefix": entry_prefix(job.spec.name, job.variant),
         "parameters": [
             {
+                "name": parameter.name,
                 "kind": parameter.kind,
                 "align": parameter.align,
                 "dtype": declaration.element(parameter, job.variant)

@@ -1,6 +1,7 @@
 """The compile cache: one folder per cache key, put in place whole.
 
     ROOT/compiled/<key>/record.json   a manifest's record of the binary, and its digest
+    ROOT/compiled/<key>/inputs.json   what the key was made from, for people to be shown
     ROOT/compiled/<key>/<sha256>.cubin, <sha256>.ptx
     ROOT/in-use/<random>              the keys that a running build uses
     ROOT/logs/<key>.txt               the compiler's output of a kernel that did not compile
@@ -18,9 +19,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..artifacts.errors import SonataError, StoreError
 from ..artifacts.files import explained, locked, read_bounded
@@ -33,7 +35,8 @@ from .leases import lease
 
 # Part of every key. To be raised with any change of what a record says or of how it is measured.
 ENTRY_FORMAT = 1
-_RECORD = "record.json"
+RECORD = "record.json"
+INPUTS = "inputs.json"
 _MAX_RECORD_BYTES = 2**20
 
 
@@ -85,7 +88,7 @@ class Cache:
         """The entry of a key, its bytes checked by digest; None if absent or damaged."""
         folder = self.compiled / key
         try:
-            data = read_bounded(folder / _RECORD, _MAX_RECORD_BYTES, owned=True)
+            data = read_bounded(folder / RECORD, _MAX_RECORD_BYTES, owned=True)
             record = decode(_Record, parse_json(data, str(folder)), str(folder))
             binary = record.binary
             if binary.key != key or record.digest != digest(encode(binary)):
@@ -98,15 +101,19 @@ class Cache:
         except (OSError, SonataError):
             return None
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, inputs: Mapping[str, Any] | None = None) -> None:
         """Put an entry in place, whole, instead of a damaged one if there is any.
+
+        `inputs`: what its key was made from, which is kept to say later what has changed.
 
         Raises:
             StoreError: no permission, no space.
         """
         folder = self.compiled / entry.binary.key
         record = _Record(entry.binary, digest(encode(entry.binary)))
-        files = {**entry.objects, _RECORD: canonical_json(encode(record))}
+        files = {**entry.objects, RECORD: canonical_json(encode(record))}
+        if inputs is not None:
+            files[INPUTS] = canonical_json(inputs)
         with explained(self.root, "write the cache in"), self._staging() as staging:
             staged = staging / "entry"
             staged.mkdir(mode=0o700)

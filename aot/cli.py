@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -16,20 +16,30 @@ from ..artifacts import __version__, environment
 from ..artifacts.errors import SonataError
 from .cache_cli import cache
 from .completion_cli import completion
+from .diff_cli import diff
 from .measure_cli import bench, tune
 from .merge_cli import merge
+from .new_cli import new
 from .options import (
     DIRECTORY,
     SHARD,
     arch_option,
     directory_argument,
+    from_option,
     json_option,
     kernel_option,
+    out_option,
     progress_options,
     quiet_option,
+    selection_options,
     trust_option,
 )
+from .plan_cli import plan, show_plan
 from .progress import Progress
+from .shapes_cli import shapes
+
+if TYPE_CHECKING:
+    from .plan import Selection
 
 # Only what `--help` needs is imported above; each command brings its own.
 
@@ -75,29 +85,17 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(cache)
 main.add_command(completion)
+main.add_command(diff)
 main.add_command(merge)
+main.add_command(new)
+main.add_command(plan)
+main.add_command(shapes)
 main.add_command(tune)
 
 
 @main.command()
-@arch_option(
-    "Architecture to build for, such as sm86 or 9.0a; repeat for several. "
-    "Without it, TORCH_CUDA_ARCH_LIST.",
-    multiple=True,
-)
-@kernel_option("Build this kernel instead of the default ones; repeatable.", multiple=True)
-@click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="Build every declared variant, not only those that calls get; without --kernel, of every "
-    "kernel.",
-)
-@click.option(
-    "--out",
-    type=DIRECTORY,
-    help="Directory to publish into. Default: SONATA_AOT_DIR, or the user's cache.",
-)
+@selection_options
+@out_option
 @click.option(
     "--shard",
     type=SHARD,
@@ -124,18 +122,22 @@ main.add_command(tune)
     show_default=True,
     help="Where a kernel fails, compile the others all the same, or stop.",
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Compile and write nothing: only show what would be done, as `sonata-aot plan` does.",
+)
 @trust_option
 @progress_options
 @json_option
 def build(
-    archs: tuple[str, ...],
-    kernels: tuple[str, ...],
-    everything: bool,
+    selection: Selection,
     out: Path | None,
     shard: tuple[int, int] | None,
     jobs: int | None,
     timeout: int,
     keep_going: bool,
+    dry_run: bool,
     quiet: bool,
     progress: Progress,
     as_json: bool,
@@ -146,15 +148,19 @@ def build(
     directory holds exactly what was asked for. If a kernel fails, nothing is published; what did
     compile stays in the cache.
     """
-    from . import plan, report
+    from . import report
     from .build import build as run
 
     if shard and out is None:
         raise click.UsageError("--shard needs --out: a part is not published where loaders look")
+    if dry_run:
+        show_plan(selection, shard, out, quiet=quiet, as_json=as_json)
+        return
     result = run(
-        plan.choose_kernels(kernels, everything=everything),
-        plan.choose_archs(archs),
-        everything=everything,
+        selection.specs,
+        selection.archs,
+        everything=selection.everything,
+        only=selection.only,
         shard=shard,
         out=out,
         workers=jobs,
@@ -172,6 +178,7 @@ def build(
                 "cached": sorted({b.key for b in binaries} - result.compiled),
                 "written": result.written,
                 "removed": list(result.removed),
+                "left_out": report.left_out_data(result.left_out),
                 "shard": "{}/{}".format(*shard) if shard else None,
                 "manifest": report.manifest_data(result.manifest),
             }
@@ -185,6 +192,8 @@ def build(
     if result.compiled:
         done = f"{len(result.compiled)} compiled, {cached} cached"
     click.echo(f"\n{report.plural(len(binaries), 'binary', 'binaries')}: {done}")
+    for line in report.left_out_lines(result.left_out):
+        click.echo(line)
     if result.removed:
         # The directory holds the selection alone: say what that cost.
         click.echo(f"removed, since not asked for: {', '.join(result.removed)}")
@@ -229,10 +238,13 @@ def list_(directory: Path, as_json: bool) -> None:
     help="Also check where it came from: that the kernels installed here, by source digest, "
     "declaration and cache key, are those that it was built from.",
 )
+@from_option
 @trust_option
 @quiet_option
 @json_option
-def verify(directory: Path, sources: bool, quiet: bool, as_json: bool) -> None:
+def verify(
+    directory: Path, sources: bool, modules: tuple[str, ...], quiet: bool, as_json: bool
+) -> None:
     """Check every byte of an artifact directory; exit 1 if anything is wrong.
 
     Needs no GPU and no compiler. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
@@ -241,11 +253,13 @@ def verify(directory: Path, sources: bool, quiet: bool, as_json: bool) -> None:
     from ..artifacts.verify import verify as run
     from . import report
 
+    if modules and not sources:
+        raise click.UsageError("--from says where --sources looks: give that too")
     outcomes = run(directory)
     if sources:
         from .origin import check_origin
 
-        outcomes += check_origin(directory)
+        outcomes += check_origin(directory, modules)
     bad = [outcome for outcome in outcomes if not isinstance(outcome, Passed)]
     if as_json:
         report.print_json(

@@ -210,6 +210,72 @@ def kernel_option(text: str, *, multiple: bool) -> Callable[[Command], Command]:
     )
 
 
+def from_option(command: Command) -> Command:
+    """`--from`: the command gets `modules`."""
+    return click.option(
+        "--from",
+        "modules",
+        multiple=True,
+        metavar="MODULE",
+        help="Take kernels from the SPECS of this module, such as mypkg.kernels, instead of those "
+        "of sonata_aot.kernels and of installed packages; repeatable.",
+    )(command)
+
+
+def selection_options(command: Command) -> Command:
+    """What a build is to consist of: the command gets `selection`, a `plan.Selection`."""
+
+    @arch_option(
+        "Architecture to build for, such as sm86 or 9.0a; repeat for several. "
+        "Without it, TORCH_CUDA_ARCH_LIST.",
+        multiple=True,
+    )
+    @from_option
+    @kernel_option("Build this kernel instead of the default ones; repeatable.", multiple=True)
+    @click.option(
+        "--all",
+        "everything",
+        is_flag=True,
+        help="Build every declared variant, not only those that calls get; without --kernel, of "
+        "every kernel.",
+    )
+    @click.option(
+        "--select",
+        type=FILE,
+        help="Build only what a list of shapes needs, as `sonata-aot shapes --json` writes it.",
+    )
+    @functools.wraps(command)
+    def run(
+        archs: tuple[str, ...],
+        modules: tuple[str, ...],
+        kernels: tuple[str, ...],
+        everything: bool,
+        select: Path | None,
+        **rest: Any,
+    ) -> Any:
+        from . import plan
+
+        if select and (modules or kernels or everything):
+            raise click.UsageError("--select excludes --from, --kernel and --all")
+        if select:
+            selection = plan.select(select, archs)
+        else:
+            specs = plan.choose_kernels(kernels, modules, everything=everything)
+            selection = plan.Selection(specs, plan.choose_archs(archs), everything, None)
+        return command(selection=selection, **rest)
+
+    return run
+
+
+def out_option(command: Command) -> Command:
+    """`--out`, the directory to publish into: the command gets `out`, or None."""
+    return click.option(
+        "--out",
+        type=DIRECTORY,
+        help="Directory to publish into. Default: SONATA_AOT_DIR, or the user's cache.",
+    )(command)
+
+
 def _archs(ctx: Any, param: Any, incomplete: str) -> list[str]:
     from ..artifacts.arch import KNOWN
 
@@ -217,6 +283,7 @@ def _archs(ctx: Any, param: Any, incomplete: str) -> list[str]:
 
 
 def _kernels(ctx: Any, param: Any, incomplete: str) -> list[str]:
-    from ..kernels import builtin
+    from .plan import known_kernels
 
-    return [name for name in builtin() if name.startswith(incomplete)]
+    known = known_kernels(ctx.params.get("modules") or ())
+    return [name for name in known if name.startswith(incomplete)]

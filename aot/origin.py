@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..artifacts.arch import Arch
@@ -11,31 +11,34 @@ from ..artifacts.manifest import Manifest
 from ..artifacts.schema import digest
 from ..artifacts.store import open_artifacts
 from ..artifacts.verify import Failed, Outcome, Passed
-from ..kernels import builtin
-from .plan import Job
+from ..kernels import KernelSpec
+from .plan import Job, known_kernels
 from .sources import source_digest
 
 SUBJECT = "sources"
 _REMEDY = "rebuild with `sonata-aot build`, or check out the sources that it was built from"
 
 
-def check_origin(directory: Path) -> list[Outcome]:
+def check_origin(directory: Path, modules: Iterable[str] = ()) -> list[Outcome]:
     """Compare what a directory's manifest says of its origin with this machine's kernels.
 
     Declarations, the digest of the device sources, and every binary's cache key, with the compiler
     that the manifest names: none need be installed. Nothing is said of a directory that cannot be
-    read, as `verify` says it.
+    read, as `verify` says it. `modules` are those that it was built from, as for a build.
+
+    Raises:
+        UsageError, BuildError: as for `known_kernels`.
     """
+    specs = known_kernels(modules)
     try:
         manifest = open_artifacts(directory).manifest
     except SonataError:
         return []
-    problems = [Failed(SUBJECT, problem, _REMEDY) for problem in _problems(manifest)]
+    problems = [Failed(SUBJECT, problem, _REMEDY) for problem in _problems(manifest, specs)]
     return [*problems] or [Passed(SUBJECT)]
 
 
-def _problems(manifest: Manifest) -> Iterator[str]:
-    specs = builtin()
+def _problems(manifest: Manifest, specs: Mapping[str, KernelSpec]) -> Iterator[str]:
     unknown = [item.name for item in manifest.kernels if item.name not in specs]
     if unknown:
         yield f"kernels that are not installed here: {', '.join(unknown)}"

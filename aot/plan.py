@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..artifacts import environment
 from ..artifacts.arch import Arch, normalise, parse_arch_list
-from ..artifacts.declaration import Variant, variant_name
+from ..artifacts.declaration import Declaration, Variant, variant_name
 from ..artifacts.errors import UsageError
 from ..artifacts.schema import digest, encode
 from ..kernels import KernelSpec, builtin
+from ..kernels.registry import by_name, from_module, installed
 from ..kernels.tables import default_variants
 from .cache import ENTRY_FORMAT
-from .sources import source_digest
+from .needed import Needed, needed, require_all
+from .shapes import read_list
+from .sources import source_digest, source_digests
 from .toolchain import compiler_versions
 
 
@@ -42,7 +48,7 @@ class Job:
     def inputs(self, compiler: dict[str, str]) -> dict[str, Any]:
         """What the key is made of, where these are the compiler's packages."""
         return {
-            "declaration": encode(self.spec.declaration),
+            "declaration": _encoded(self.spec.declaration),
             "device": self.spec.device,
             "resident": self.spec.resident_blocks(self.variant),
             "variant": self.variant,
@@ -52,6 +58,18 @@ class Job:
             "compiler": compiler,
             "entry_format": ENTRY_FORMAT,
         }
+
+    def record(self) -> dict[str, Any]:
+        """`inputs` with each source file by itself, for people to compare."""
+        return {
+            **self.inputs(compiler_versions()),
+            "sources": source_digests(self.spec.module),
+        }
+
+
+@functools.cache
+def _encoded(declaration: Declaration) -> dict[str, Any]:
+    return encode(declaration)
 
 
 @functools.cache
@@ -77,13 +95,36 @@ def choose_archs(requested: Iterable[str]) -> tuple[Arch, ...]:
     return archs
 
 
-def choose_kernels(requested: Iterable[str], *, everything: bool = False) -> tuple[KernelSpec, ...]:
+def known_kernels(modules: Iterable[str] = ()) -> dict[str, KernelSpec]:
+    """The kernels of these modules, or else this package's own and those of installed packages.
+
+    Modules are looked for in the current directory too, after all other places.
+
+    Raises:
+        UsageError: there is no such module.
+        BuildError: a module cannot be used, or two kernels have one name.
+    """
+    named = list(modules)
+    if not named:
+        return by_name([*builtin().values(), *installed()])
+    with contextlib.suppress(FileNotFoundError):
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+    return by_name([spec for module in named for spec in from_module(module)])
+
+
+def choose_kernels(
+    requested: Iterable[str], modules: Iterable[str] = (), *, everything: bool = False
+) -> tuple[KernelSpec, ...]:
     """The kernels asked for, or those built by default (or `everything`), sorted by name.
+
+    They are among `known_kernels(modules)`.
 
     Raises:
         UsageError: an unknown kernel.
+        UsageError, BuildError: as for `known_kernels`.
     """
-    known = builtin()
+    known = known_kernels(modules)
     names = sorted(set(requested)) or [
         name for name, spec in known.items() if spec.default or everything
     ]
@@ -93,19 +134,80 @@ def choose_kernels(requested: Iterable[str], *, everything: bool = False) -> tup
     return tuple(known[name] for name in names)
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What a build consists of: these kernels for these architectures.
+
+    Of each kernel what calls get, with `everything` each variant, with `only` what that has.
+    """
+
+    specs: tuple[KernelSpec, ...]
+    archs: tuple[Arch, ...]
+    everything: bool
+    only: Needed | None
+
+    def jobs(self) -> list[Job]:
+        """As `jobs`."""
+        return jobs(self.specs, self.archs, everything=self.everything, only=self.only)
+
+    def left_out(self) -> list[tuple[Job, str]]:
+        """As `left_out`."""
+        return left_out(self.specs, self.archs, everything=self.everything, only=self.only)
+
+
+def select(path: Path, archs: Iterable[str]) -> Selection:
+    """What a list of shapes needs.
+
+    Raises:
+        ConfigError: it is no list of shapes.
+        BuildError: no variant is declared for one of them.
+        UsageError: as for `choose_archs`.
+    """
+    chosen = choose_archs(archs)
+    only = needed(read_list(path), chosen)
+    require_all(only)
+    return Selection(only.kernels(), chosen, False, only)
+
+
 def jobs(
-    specs: Iterable[KernelSpec], archs: Iterable[Arch], *, everything: bool = False
+    specs: Iterable[KernelSpec],
+    archs: Iterable[Arch],
+    *,
+    everything: bool = False,
+    only: Needed | None = None,
 ) -> list[Job]:
     """What a build compiles, in the order of the manifest.
 
     Of a kernel with a table of rules those variants that some rule names; with `everything` each
-    that its declaration allows for the architecture.
+    that its declaration allows for the architecture; with `only` what that has.
     """
-    targets = list(archs)
+    return [job for job, reason in _candidates(specs, archs, everything, only) if reason is None]
+
+
+def left_out(
+    specs: Iterable[KernelSpec],
+    archs: Iterable[Arch],
+    *,
+    everything: bool = False,
+    only: Needed | None = None,
+) -> list[tuple[Job, str]]:
+    """What `jobs` leaves out by its declaration, each with the reason."""
     return [
-        Job(spec, variant, arch)
-        for spec in specs
-        for arch in targets
-        for variant in (spec.variants if everything else default_variants(spec, arch))
-        if spec.is_for(variant, arch)
+        (job, reason)
+        for job, reason in _candidates(specs, archs, everything, only)
+        if reason is not None
     ]
+
+
+def _candidates(
+    specs: Iterable[KernelSpec], archs: Iterable[Arch], everything: bool, only: Needed | None
+) -> Iterator[tuple[Job, str | None]]:
+    targets = list(archs)
+    for spec in specs:
+        for arch in targets:
+            if only is not None:
+                chosen = only.variants(spec, arch)
+            else:
+                chosen = spec.variants if everything else default_variants(spec, arch)
+            for variant in chosen:
+                yield Job(spec, variant, arch), spec.reason_against(variant, arch)

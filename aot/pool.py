@@ -57,7 +57,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=folder,
-                env=environment_for_worker(dict(os.environ), str(folder)),
+                env=environment_for_worker(dict(os.environ), str(folder), sys.path),
                 # Ctrl-C goes to the parent alone, which ends its workers.
                 start_new_session=True,
             )

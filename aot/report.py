@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..artifacts.arch import Arch
 from ..artifacts.manifest import Binary, Manifest
 from ..artifacts.schema import encode
 from ..artifacts.trust import overridden
+
+if TYPE_CHECKING:
+    from .plan import Job
 
 _COLUMNS = ("kernel", "variant", "arch", "registers", "spills", "shared", "bytes")
 
@@ -49,6 +54,29 @@ def binary_table(binaries: Sequence[Binary]) -> str:
             for binary in binaries
         ],
     )
+
+
+def left_out_lines(items: Iterable[tuple[Job, str]]) -> list[str]:
+    """A line for each architecture and reason: how many variants of which kernels."""
+    groups: dict[tuple[Arch, str], Counter[str]] = {}
+    for job, reason in items:
+        groups.setdefault((job.arch, reason), Counter())[job.spec.name] += 1
+    return [
+        f"left out of {arch}: "
+        + ", ".join(f"{count} of {kernel}" for kernel, count in counts.items())
+        + f" ({reason})"
+        for (arch, reason), counts in groups.items()
+    ]
+
+
+def left_out_data(items: Iterable[tuple[Job, str]]) -> list[dict[str, Any]]:
+    """The same as JSON data, each variant by itself."""
+    return [{**job_data(job), "reason": reason} for job, reason in items]
+
+
+def job_data(job: Job) -> dict[str, Any]:
+    """Which variant of which kernel, and for what, as JSON data."""
+    return {"kernel": job.spec.name, "variant": job.variant, "arch": job.arch.name}
 
 
 def manifest_data(manifest: Manifest) -> dict[str, Any]:

@@ -54,14 +54,17 @@ def source_files(module: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def source_digests(module: str) -> dict[str, str]:
+    """SHA-256 of each of `source_files(module)`, by module name."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in source_files(module).items()
+    }
+
+
 def source_digest(module: str) -> str:
     """SHA-256 over the names and bytes of `source_files(module)`."""
-    return digest(
-        {
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in source_files(module).items()
-        }
-    )
+    return digest(source_digests(module))
 
 
 def _skipped(name: str) -> bool:

@@ -13,17 +13,24 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
 
 
-def environment_for_worker(environ: dict[str, str], scratch: str) -> dict[str, str]:
-    """This process's environment without what could change the output or reach a GPU."""
+def environment_for_worker(
+    environ: dict[str, str], scratch: str, path: Iterable[str] = ()
+) -> dict[str, str]:
+    """This process's environment without what could change the output or reach a GPU.
+
+    `path` is where the worker looks for modules, before where it would look anyway: given this
+    process's own, it compiles the very files that the cache key was made from.
+    """
     clean = {name: value for name, value in environ.items() if not name.startswith("CUTE_DSL_")}
     clean["CUDA_VISIBLE_DEVICES"] = ""
-    if path := environ.get("PYTHONPATH"):
-        # A worker has another working directory.
-        clean["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+    # A worker has another working directory.
+    if absolute := [os.path.abspath(entry) for entry in path]:
+        clean["PYTHONPATH"] = os.pathsep.join(absolute)
     # The compiler's own caches would answer for sources that have changed.
     clean["CUTE_DSL_NO_CACHE"] = "1"
     clean["CUTE_DSL_CACHE_DIR"] = scratch
@@ -65,11 +72,13 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    from .device_check import check_task
     from .recipe import compile_task
 
     for line in sys.stdin:
         task = json.loads(line)
         try:
+            check_task(task)
             answer = {"ok": True, **compile_task(task)}
         except Exception as error:
             traceback.print_exc()

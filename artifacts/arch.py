@@ -25,6 +25,22 @@ _FORM = re.compile(
 # Jetson boards: their machine code and that of desktop GPUs never mix, whatever the numbers say.
 _TEGRA = {(8, 7)}
 
+# Shared memory that a block may have, in bytes, by architecture (CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability"), from 9.0 on with the 1 KB that the system
+# takes of it. The figure in the code includes that, if the code has any static shared memory.
+_SYSTEM_SHARED = 1024
+SHARED_PER_BLOCK = {
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 7): 163 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): 228 * 1024,
+    (10, 0): 228 * 1024,
+    (10, 3): 228 * 1024,
+    (12, 0): 100 * 1024,
+    (12, 1): 100 * 1024,
+}
+
 
 @dataclass(frozen=True, order=True)
 class Arch:
@@ -62,6 +78,16 @@ class Arch:
     def number(self) -> int:
         """The number in a cubin's ELF flags: 86."""
         return self.major * 10 + self.minor
+
+    @property
+    def system_shared_bytes(self) -> int:
+        """Shared memory of a block that the system takes."""
+        return _SYSTEM_SHARED if self.major >= 9 else 0
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        """The most dynamic shared memory that a block may have, if it has no other."""
+        return SHARED_PER_BLOCK[self.major, self.minor] - self.system_shared_bytes
 
     def cubin_runs_on(self, device: tuple[int, int]) -> bool:
         """Whether machine code for this target runs on a device of that compute capability."""

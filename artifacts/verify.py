@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arch import Arch, cubin_min_cuda, dotted, ptx_min_cuda
+from .arch import SHARED_PER_BLOCK, Arch, cubin_min_cuda, dotted, ptx_min_cuda
 from .declaration import Declaration
 from .errors import SonataError
 from .files import locked
@@ -24,23 +24,13 @@ from .store import ArtifactSet, open_artifacts
 if TYPE_CHECKING:
     from .cubin import Cubin, KernelCode
 
-# Shared memory that a block may have, in bytes, by architecture (CUDA C++ Programming Guide,
-# "Technical Specifications per Compute Capability"), from 9.0 on with the 1 KB that the system
-# takes of it. The figure in the code includes that, if the code has any static shared memory.
-_SYSTEM_SHARED = 1024
-SHARED_PER_BLOCK = {
-    (8, 0): 163 * 1024,
-    (8, 6): 99 * 1024,
-    (8, 7): 163 * 1024,
-    (8, 9): 99 * 1024,
-    (9, 0): 228 * 1024,
-    (10, 0): 228 * 1024,
-    (10, 3): 228 * 1024,
-    (12, 0): 100 * 1024,
-    (12, 1): 100 * 1024,
-}
-
 _PTX_VERSION = re.compile(rb"^\.version (\d)\.(\d)$", re.M)
+# What code does that was written for clusters of several blocks, which no launch here makes.
+_PTX_CLUSTER = re.compile(
+    rb"\bbarrier\.cluster|\bmapa\.|%cluster_|%is_explicit_cluster|%nclusterid|%clusterid"
+    rb"|^\.reqnctapercluster|^\.explicitcluster|\.multicast::cluster",
+    re.M,
+)
 _PTX_TARGET = re.compile(rb"^\.target (sm_\d+[af]?)", re.M)
 
 
@@ -120,7 +110,7 @@ def check_cubin(binary: Binary, declaration: Declaration, data: bytes) -> list[s
     problems += _differences(binary, declaration, code)
     least = cubin_min_cuda(arch, compiler_cuda_major(cubin))
     problems += _version_problem(binary.cubin.min_cuda, least)
-    static = max(binary.static_shared_bytes, _SYSTEM_SHARED if arch.major >= 9 else 0)
+    static = max(binary.static_shared_bytes, arch.system_shared_bytes)
     shared = binary.shared_bytes + static
     if shared > SHARED_PER_BLOCK[arch.major, arch.minor]:
         problems.append(f"{shared} bytes of shared memory do not fit {arch}")
@@ -144,6 +134,9 @@ def check_ptx(binary: Binary, data: bytes) -> list[str]:
     # Dynamic shared memory leaves no size in the code; but code that uses some must be given some.
     if binary.shared_bytes == 0 and b".extern .shared" in data:
         problems.append("the code uses dynamic shared memory, and shared_bytes is 0")
+    if (cluster := _PTX_CLUSTER.search(data)) is not None:
+        used = cluster[0].decode()
+        problems.append(f"the code is for clusters of blocks ({used}), and launches make none")
     entry = rb"^(?:\.visible )?\.entry " + re.escape(binary.entry.encode()) + rb"\("
     if re.search(entry, data, re.M) is None:
         problems.append(f"PTX lacks the entry {binary.entry!r}")

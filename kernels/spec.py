@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from ..artifacts.arch import Arch
@@ -64,8 +65,19 @@ class KernelSpec:
 
     def is_for(self, variant: Variant, arch: Arch) -> bool:
         """Whether a variant is built for an architecture."""
-        least = self.declaration.least_sm(variant)
-        return least <= arch.number <= _value(self.max_sm, variant)
+        return self.reason_against(variant, arch) is None
+
+    def reason_against(self, variant: Variant, arch: Arch) -> str | None:
+        """Why a variant is not built for an architecture, by its declaration; None if it is."""
+        least, most = self.declaration.least_sm(variant), _value(self.max_sm, variant)
+        if arch.number < least:
+            return f"for sm{least} and later"
+        if arch.number > most:
+            return f"for no later than sm{most}"
+        needed, there = self.declaration.shared_memory(variant), arch.dynamic_shared_bytes
+        if needed > there:
+            return f"{needed} bytes of shared memory, of {there} that a block has"
+        return None
 
     @property
     def name(self) -> str:
@@ -80,4 +92,7 @@ class KernelSpec:
 
 def _value(text: str, variant: Variant) -> int:
     values = {name: value for name, value in variant.items() if isinstance(value, int)}
-    return Expression(text).evaluate(values)
+    return _parsed(text).evaluate(values)
+
+
+_parsed = functools.cache(Expression)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..artifacts.choose import Choice
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .gemv import Gemv
+    from .launcher import Launcher
     from .runtime import Ranges
     from .ssd import ChunkScan
     from .ssd_stages import Stages
@@ -47,6 +48,7 @@ class Kernels:
         from .fallback import choose_linear
         from .gemv import Gemv
         from .gemv_plan import Planner
+        from .launcher import Launcher
         from .ssd import ChunkScan, RangedChunkScan
         from .ssd_stages import Stages
 
@@ -63,6 +65,28 @@ class Kernels:
             else:
                 self._chunk_scan = RangedChunkScan(self._tables, self._devices, ranges)
         self._ssd = Stages(tables, multiprocessors)
+        self._make_launcher = Launcher
+        self._launchers: dict[str, Launcher] = {}
+
+    def __getitem__(self, kernel: str) -> Launcher:
+        """A kernel by its name, to be called with its declared parameters.
+
+        Raises:
+            VariantMissing: the artifacts were built without it.
+        """
+        launcher = self._launchers.get(kernel)
+        if launcher is None:
+            launcher = self._make_launcher(self.table(kernel), self._devices)
+            self._launchers[kernel] = launcher
+        return launcher
+
+    def __contains__(self, kernel: object) -> bool:
+        """Whether the artifacts have a kernel of this name."""
+        return kernel in self._tables
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the kernels."""
+        return iter(self._tables)
 
     @property
     def devices(self) -> frozenset[int]:
@@ -131,8 +155,10 @@ class Kernels:
         """
         if kernel not in self._tables:
             raise VariantMissing(
-                f"no kernel {kernel!r} in {self._artifacts.directory}",
-                remedy=f"build with --kernel {kernel} among others",
+                f"no kernel {kernel!r} in {self._artifacts.directory}, which has "
+                f"{', '.join(self._tables)}",
+                remedy=f"build with --kernel {kernel} among others, and --from its module if it is "
+                "your own",
             )
         return self._tables[kernel]
 

@@ -87,14 +87,14 @@ def test_a_declaration_that_has_changed_since(
     other = KernelSpec(
         dataclasses.replace(spec.declaration, budget=budget), spec.variants, spec.device
     )
-    monkeypatch.setattr(origin, "builtin", lambda: {"gemv_any": other})
+    monkeypatch.setattr(origin, "known_kernels", lambda modules: {"gemv_any": other})
     assert "another declaration of gemv_any" in problems(invoke, small)
 
 
 def test_a_kernel_that_is_not_installed(
     invoke: Invoke, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origin, "builtin", dict)
+    monkeypatch.setattr(origin, "known_kernels", lambda modules: {})
     assert problems(invoke, small) == ["kernels that are not installed here: gemv_any"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from ptx_machine import Buffer, Machine, Memory, Outcome
 from sonata_aot.artifacts import ArtifactSet
 from sonata_aot.artifacts.declaration import Variant
-from sonata_aot.kernels import builtin
 
 # Arch, kernel, variant.
 Case = tuple[str, str, Variant]
@@ -23,7 +22,9 @@ class Kernel:
         (self.binary,) = (
             b for b in artifacts.manifest.binaries if (b.arch, b.kernel, b.variant) == case
         )
-        self.declaration = builtin()[self.binary.kernel].declaration
+        declaration = artifacts.manifest.declaration(self.binary.kernel)
+        assert declaration is not None
+        self.declaration = declaration
         self.machine = Machine(edit(artifacts.read(self.binary.ptx).decode()), self.binary.entry)
 
     def choice(self, name: str) -> int:
