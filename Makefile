@@ -67,9 +67,7 @@ gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.decode_step $(MEASURED)/all --json $(RESULTS)/decode_step.json
 	SONATA_AOT_DIR=$(MEASURED)/default $(BIN)/python -m examples.decode_graph
 	$(BIN)/python -m benchmarks.first_call $(MEASURED)/default --json $(RESULTS)/first_call.json
-	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --kernel ssd_copy --kernel ssd_pass --kernel ssd_prepare --kernel ssd_scan \
-		--kernel read --out $(MEASURED)/scan
-	$(call scan,ssd,scan,--picture $(MEASURED)/ssd.svg)
+	$(call scan,ssd,all,--picture $(MEASURED)/ssd.svg)
 	$(call scan,ssd_first_call,default,--first-call)
 	$(BIN)/python -m benchmarks.sanitizer $(MEASURED)/default --json $(RESULTS)/sanitizer.json
 	$(BIN)/python -m benchmarks.figures

@@ -10,6 +10,7 @@ as not every machine has a GPU to measure again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import sys
@@ -21,20 +22,35 @@ from typing import Any
 from sonata_aot.aot import plan
 from sonata_aot.aot.build import build
 from sonata_aot.artifacts import SonataError, first_match
+from sonata_aot.artifacts.declaration import variant_name
 from sonata_aot.artifacts.manifest import Manifest
+from sonata_aot.kernels.spec import KernelSpec
 from sonata_aot.loader.gemv_plan import BATCHES
 
 from .results import RESULTS, launcher_digest
 
+# Modes of calls that declare no weight constant; `bench gemv` and `benchmarks.launch` have them.
+IN_ORDER = ("plain", "checked", "capture116")
 
-def current(vias: set[str]) -> Manifest:
+
+def current(vias: set[str], launches: set[str]) -> Manifest:
     """What is built by default from today's sources for records of `via`s such as `sm86-ptx`.
 
-    Calls get no others, and records name what their calls ran.
+    And what records name among their `launches` besides: sizes that are built on request.
     """
     archs = plan.choose_archs(sorted({via.split("-")[0] for via in vias}))
+    specs = [with_named(spec, launches) for spec in plan.choose_kernels(())]
     with tempfile.TemporaryDirectory() as folder:
-        return build(plan.choose_kernels(()), archs, out=Path(folder) / "artifacts").manifest
+        return build(specs, archs, out=Path(folder) / "artifacts").manifest
+
+
+def with_named(spec: KernelSpec, launches: set[str]) -> KernelSpec:
+    """The same, whose default build has the variants named `kernel variant`, too."""
+    if not spec.shipped:
+        return spec
+    named = [v for v in spec.variants if f"{spec.name} {variant_name(v)}" in launches]
+    more = [variant for variant in named if variant not in spec.shipped]
+    return dataclasses.replace(spec, shipped=(*spec.shipped, *more))
 
 
 def binaries_of(manifest: Manifest) -> dict[str, set[str]]:
@@ -49,7 +65,7 @@ def binaries_of(manifest: Manifest) -> dict[str, set[str]]:
 def picked(record: dict[str, Any], manifest: Manifest) -> set[str] | None:
     """SHA-256 of what the rules pick for a record's shapes; None if its case is no such GEMV.
 
-    A chain's case names several shapes. But for `mode: plain` weights are constant.
+    A chain's case names several shapes. Weights are constant but in the modes of `IN_ORDER`.
     """
     case = dict(part.partition("=")[::2] for part in record["case"].split())
     arch, _, form = record["via"].partition("-")
@@ -57,7 +73,7 @@ def picked(record: dict[str, Any], manifest: Manifest) -> set[str] | None:
         return None
     m = next((m for m in BATCHES if m >= int(case["M"])), 0)
     shapes = re.findall(r"(\d+)x(\d+)", case.get("chain", f"{case.get('N')}x{case.get('K')}"))
-    promised = (0,) if record.get("mode") == "plain" else (1, 0)
+    promised = (0,) if case.get("mode", record.get("mode")) in IN_ORDER else (1, 0)
     found = set()
     for n, k in shapes:
         sizes, rules = {"n": int(n), "k": int(k)}, manifest.rules_for("gemv", arch)
@@ -96,8 +112,9 @@ def main() -> None:
     if not records:
         print(f"evidence: no results in {options.results}")
         sys.exit(0 if options.report else 1)
+    launches = {launch for record in records for launch in record.get("launches", ())}
     try:
-        manifest = current({record["via"] for record in records})
+        manifest = current({record["via"] for record in records}, launches)
     except SonataError as error:
         sys.exit(f"evidence: {error}")
     binaries, launcher, count = binaries_of(manifest), launcher_digest(), 0

@@ -179,6 +179,7 @@ PICKED = [
     ("M=2 N=8512 K=2048 dtype=bf16", "bound", [(8512, 2048)]),
     ("M=3 N=4096 K=4096 dtype=f16 bias=1", "bound", [(4096, 4096)]),
     ("M=8 N=16384 K=2048 dtype=bf16", "plain", [(16384, 2048)]),
+    ("M=2 N=2048 K=2048 dtype=bf16 mode=checked", None, [(2048, 2048)]),
     ("M=2 chain=34x(8512x2048,2048x4096) dtype=bf16", None, [(8512, 2048), (2048, 4096)]),
 ]
 
@@ -199,7 +200,7 @@ def test_a_record_of_what_the_rules_no_longer_pick_is_stale(
     manifest = open_artifacts(built).manifest
     arch, form = via.split("-")
     m, dtype = {"2": 2, "3": 4, "8": 8}[case[2]], "f16" if "=f16" in case else "bf16"
-    constant = int(arch == "sm90" and mode != "plain")
+    constant = int(arch == "sm90" and mode != "plain" and "mode=checked" not in case)
     ran: list[str] = []
     for n, k in shapes:
         rule = first_match(
@@ -218,6 +219,19 @@ def test_a_record_of_what_the_rules_no_longer_pick_is_stale(
         problems = list(evidence.stale({**record, "binaries": now}, binaries, "l", manifest))
         assert problems == ["the rules pick another binary now"]
     assert list(evidence.stale({**record, "case": "tool=memcheck"}, binaries, "l", manifest)) == []
+
+
+def test_a_record_of_a_size_that_is_built_on_request_counts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import evidence
+    from sonata_aot.artifacts.declaration import variant_name
+    from sonata_aot.kernels import builtin
+
+    spec = builtin()["ssd_scan"]
+    wanted = next(v for v in spec.variants if v not in (spec.shipped or ()))
+    assert evidence.with_named(spec, {f"ssd_prepare {variant_name(wanted)}"}) == spec
+    found = evidence.with_named(spec, {f"ssd_scan {variant_name(wanted)}"})
+    assert found.shipped == (*(spec.shipped or ()), wanted)
 
 
 def test_no_results_at_all_are_no_evidence(environment: dict[str, str], tmp_path: Path):
