@@ -78,6 +78,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     set_version(tmp_path, "triton", "3.9")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
+    monkeypatch.undo()  # first, since it puts back modules that a test has replaced
     forget()
     sys.modules.update(kept)
 

@@ -132,7 +132,8 @@ def test_killed_builds_leave_nothing_that_stops_the_next(
         assert_nothing_is_left_over(canned)
     # And where no build follows: a prune alone.
     for _ in range(2):
-        shutil.rmtree(canned.cache)
+        # The build killed last may not have come as far as to make it.
+        shutil.rmtree(canned.cache, ignore_errors=True)
         kills += killed(canned.start("--jobs=2"), rng.uniform(0.3, 0.9) * took)
         assert_nothing_is_left_over(canned)
     record_property("kills", kills)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,8 +159,72 @@ def test_what_the_launch_before_has_made_is_awaited_first(code: Code) -> None:
     assert (bool(waits), bool(programmatic)) == (pdl and code.name == "ssd_scan",) * 2
     assert bool(starts) == bool(pdl and code.name == "ssd_prepare")
     if waits:
+        # Each sort of warps waits for itself, and before it nothing is stored.
+        assert len(waits) == 1 + code.choice("outputs")
         early = {i.mnemonic for i in code.instructions if i.address < min(waits)}
-        assert not early & (GLOBAL | {"EXIT"})
+        assert not early & {"STG", "ST", "RED", "ATOMG", "EXIT"}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("outputs", [0, 1])
+@pytest.mark.parametrize("packed", [0, 1])
+def test_what_prepare_makes_is_read_after_the_wait(
+    built: Path, dtype: str, packed: int, outputs: int
+) -> None:
+    """Of all sizes: what comes of addresses of these parameters, in the order of the PTX.
+
+    Inputs may be read before, and copies of x are, or the wait would be for nothing.
+    """
+    artifacts = opened(built)
+    names = [parameter.name for parameter in SPECS["ssd_scan"].declaration.parameters]
+    wanted = {"dtype": dtype, "packed": packed, "outputs": outputs, "pdl": 1}
+    found = [
+        binary
+        for binary in artifacts.manifest.binaries
+        if binary.kernel == "ssd_scan"
+        and binary.arch == "sm90"
+        and binary.variant.items() >= wanted.items()
+    ]
+    assert found
+    for binary in found:
+        text = artifacts.read(binary.ptx).decode("ascii")
+        waits = [match.start() for match in re.finditer(r"griddepcontrol\.wait", text)]
+        assert len(waits) == 1 + outputs
+        reads = {name: accesses(text, names.index(name)) for name in (*MADE, "initial", "x")}
+        # The last wait is that of the warps that own the state, which copy.
+        for name in MADE:
+            for place, copies in reads[name]:
+                assert place > (waits[-1] if copies else waits[0]), (binary.variant_name, name)
+        assert reads["initial"]
+        assert all(place > waits[-1] for place, _ in reads["initial"])
+        assert len(reads["decay"]) >= 2
+        assert bool(reads["cb"]) == bool(outputs)
+        assert any(place < waits[-1] for place, copies in reads["x"] if copies)
+
+
+# What `ssd_prepare` leaves.
+MADE = ("cb", "decay", "starts")
+
+
+def accesses(text: str, parameter: int) -> list[tuple[int, bool]]:
+    """Where PTX reads memory by an address that a parameter has a part in, and if as a copy."""
+    register = re.compile(r"%\w+|\bat\b")  # `at` is that of loads whose dtype is known at run time
+    tainted: set[str] = set()
+    found = []
+    for match in re.finditer(r"[^;]+;", text):
+        statement = match[0]
+        target, _, sources = statement.partition(",")
+        if "ld.param" in statement:
+            if re.search(rf"_param_{parameter}\]", statement):
+                tainted.update(register.findall(target))
+            continue
+        if not tainted & set(register.findall(sources)):
+            continue
+        if re.search(r"\b(ld\.global|cp\.async\.cg)", statement):
+            found.append((match.start(), "cp.async" in statement))
+        elif not re.search(r"\b(setp|st|ld|bra|bar)\b", statement):
+            tainted.update(register.findall(target)[-1:])
+    return found
 
 
 def test_the_parameter_table_is_as_declared(code: Code) -> None:

@@ -28,6 +28,7 @@ def test_every_parameter_of_the_plainest_call(call, ssd_artifacts):
         **steps("b", "batch token group", (128 * 128, 128, 0)),
         **steps("c", "batch token group", (128 * 128, 128, 0)),
     }
+    of_x = (128 * 256, 256, 64)
     assert prepare["params"] == {
         "dt": PLACES["dt"],
         "dt_bias": 0,
@@ -35,6 +36,7 @@ def test_every_parameter_of_the_plainest_call(call, ssd_artifacts):
         "b": PLACES["B"],
         "c": PLACES["C"],
         "seq_idx": 0,
+        "x": PLACES["x"],
         "cb": start,
         "decay": start + cb,
         "starts": 0,
@@ -43,6 +45,7 @@ def test_every_parameter_of_the_plainest_call(call, ssd_artifacts):
         "tiles": 2,
         "heads": 4,
         "groups": 1,
+        "channels": 64,
         "dt_kind": 1,
         "bias_kind": 0,
         "rates_kind": 0,
@@ -52,10 +55,10 @@ def test_every_parameter_of_the_plainest_call(call, ssd_artifacts):
         **steps("dt", "batch token head", (512, 4, 1)),
         **of_b,
         **steps("seq", "batch token", (0, 0)),
+        **steps("x", "batch token head", of_x),
     }
-    assert (scan["kernel"], scan["grid"]) == ("ssd_scan", [8, 1, 1])
+    assert (scan["kernel"], scan["grid"]) == ("ssd_scan", [2, 4, 1])
     assert scan["variant"]["packed"] == 0
-    of_x = (128 * 256, 256, 64)
     assert scan["params"] == {
         "x": PLACES["x"],
         "b": PLACES["B"],
@@ -178,7 +181,7 @@ def test_groups_and_slices_of_a_head(call, ssd_artifacts):
     assert [scan["params"][f"b_{d}"] for d in ("batch", "token", "group")] == [128 * 48, 48, 16]
     slices = 128 // scan["variant"]["width"]
     assert slices > 1
-    assert scan["grid"] == [slices * 6 * 2, 1, 1]
+    assert scan["grid"] == [2, slices * 6, 1]
     assert prepare["variant"] == {"dtype": "bf16", "dstate": 16, "tile": 64, "pdl": 1}
 
 

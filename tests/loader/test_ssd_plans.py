@@ -27,8 +27,8 @@ def test_a_long_sequence_with_few_heads_is_cut(call, ssd_artifacts):
     # All segments but the last, in parts.
     assert parts == (segments - 1) * ratio
     assert (states["segments"], states["segment_tiles"] * ratio) == (parts, tiles)
-    assert found[1]["grid"] == [4 * parts, 1, 1]
-    assert found[3]["grid"] == [4 * segments, 1, 1]
+    assert found[1]["grid"] == [parts, 4, 1]
+    assert found[3]["grid"] == [segments, 4, 1]
     size = 64 * 128
     assert (states["out"], states["initial"], states["d"], states["z"]) == (0, 0, 0, 0)
     wanted = steps("final", "batch segment head", (parts * 4 * size, 4 * size, size))
