@@ -89,7 +89,13 @@ def _find(name: str) -> ModuleSpec | None:
     return None
 
 
-def _imports(module: str, path: Path, *, is_package: bool) -> Iterator[str]:
+@functools.cache
+def _imports(module: str, path: Path, *, is_package: bool) -> tuple[str, ...]:
+    # Most kernels share most of what they import.
+    return tuple(_find_imports(module, path, is_package=is_package))
+
+
+def _find_imports(module: str, path: Path, *, is_package: bool) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
