@@ -19,9 +19,9 @@ from sonata_aot.aot.build import measure
 from sonata_aot.aot.cache import Cache, Entry
 from sonata_aot.aot.plan import Job
 from sonata_aot.aot.worker import environment_for_worker
-from sonata_aot.artifacts import Arch, Budget, open_artifacts, verify
+from sonata_aot.artifacts import Arch, Budget, open_artifacts
 from sonata_aot.artifacts.errors import BuildError, SonataError
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 from sonata_aot.kernels import builtin
 
 if TYPE_CHECKING:

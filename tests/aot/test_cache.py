@@ -17,11 +17,11 @@ import pytest
 from sonata_aot.aot import plan
 from sonata_aot.aot.build import build
 from sonata_aot.aot.cache import Cache, Entry
-from sonata_aot.artifacts import Arch, verify
+from sonata_aot.artifacts import Arch
 from sonata_aot.artifacts.errors import StoreError, UntrustedPath
 from sonata_aot.artifacts.files import locked
 from sonata_aot.artifacts.schema import digest
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.conftest import Invoke

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sonata_aot.artifacts import Manifest, open_artifacts, verify
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts import Manifest, open_artifacts
+from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.conftest import Cli, Invoke

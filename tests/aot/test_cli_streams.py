@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sonata_aot.artifacts import verify
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 
 SCRIPT = Path(sys.executable).with_name("sonata-aot")
 # Of all that is built, four: disassembling takes its time.

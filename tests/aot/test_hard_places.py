@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sonata_aot.artifacts import open_artifacts, verify
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts import open_artifacts
+from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.canned import Canned

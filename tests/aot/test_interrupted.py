@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sonata_aot.artifacts import verify
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.canned import Canned

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sonata_aot.artifacts import open_artifacts, verify
+from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.errors import ArtifactsNotFound, ManifestError, SonataError
 from sonata_aot.artifacts.manifest import sealed
 from sonata_aot.artifacts.shard import Shard, open_shard, share, whole
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.conftest import Invoke

@@ -20,10 +20,10 @@ from sonata_aot.aot.build import build
 from sonata_aot.aot.cache import Cache
 from sonata_aot.aot.options import parse_size, show_size
 from sonata_aot.aot.prune import contents, prune
-from sonata_aot.artifacts import Arch, verify
+from sonata_aot.artifacts import Arch
 from sonata_aot.artifacts.errors import StoreError, UntrustedPath
 from sonata_aot.artifacts.files import locked
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.conftest import Invoke

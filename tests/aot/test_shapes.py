@@ -10,9 +10,9 @@ import pytest
 
 from sonata_aot.aot.needed import needed
 from sonata_aot.aot.shapes import GemvShape, ScanShape, Shapes, read_config
-from sonata_aot.artifacts import Arch, open_artifacts, verify
+from sonata_aot.artifacts import Arch, open_artifacts
 from sonata_aot.artifacts.rules import first_match
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 from sonata_aot.kernels import builtin
 from sonata_aot.kernels.tables import rules
 

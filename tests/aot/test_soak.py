@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 from sonata_aot.aot.cache import Cache
 from sonata_aot.aot.prune import contents
-from sonata_aot.artifacts import verify
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.canned import Canned

@@ -104,7 +104,8 @@ def as_nobody() -> Callable[..., Any]:
         script = f"""
 import encodings.idna, json, os, shutil, sys
 from pathlib import Path
-from sonata_aot.artifacts import SonataError, open_artifacts, publish, verify
+from sonata_aot.artifacts import SonataError, open_artifacts, publish
+from sonata_aot.artifacts.verify import verify
 from sonata_aot.artifacts.trust import require_trusted
 arguments = [Path(text) for text in sys.argv[1:]]
 if {"True" if "SOURCE" in code else "False"}:

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from artifact_sets import Made, for_archs
 
-from sonata_aot.artifacts import Arch, Choice, choose
-from sonata_aot.artifacts.choose import Rejected, build_command
+from sonata_aot.artifacts import Arch, Choice
+from sonata_aot.artifacts.choose import Rejected, build_command, choose
 from sonata_aot.artifacts.errors import UsageError, VariantMissing
 
 NEW = (13, 0)

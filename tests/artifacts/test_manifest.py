@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from artifact_sets import Made, leaves, put, seal, unsealed
 
-from sonata_aot.artifacts import Budget, choose, open_artifacts, verify
+from sonata_aot.artifacts import Budget, open_artifacts
+from sonata_aot.artifacts.choose import choose
 from sonata_aot.artifacts.errors import IntegrityError, ManifestError, SonataError
 from sonata_aot.artifacts.manifest import MAX_MANIFEST_BYTES, Manifest, binary_order
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts.verify import Passed, verify
 
 # A plausible change of each field, and who notices it where the digest has been made to fit:
 # "manifest", which contradicts itself; "verify", which compares with the files; or nobody, since

@@ -14,9 +14,9 @@ import pytest
 from artifact_mutator import Mutant, mutate
 from artifact_sets import Made, assert_holds, write_files
 
-from sonata_aot.artifacts import open_artifacts, verify
+from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.errors import IntegrityError, ManifestError, SonataError
-from sonata_aot.artifacts.verify import Failed, Passed
+from sonata_aot.artifacts.verify import Failed, Passed, verify
 
 COUNT = int(os.environ.get("MUTATIONS", "400"))
 FIRST = int(os.environ.get("MUTATION_SEED", "0"))

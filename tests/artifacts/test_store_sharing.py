@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from artifact_sets import Made, assert_holds, tree
 
-from sonata_aot.artifacts import open_artifacts, publish, verify
-from sonata_aot.artifacts.verify import Passed
+from sonata_aot.artifacts import open_artifacts, publish
+from sonata_aot.artifacts.verify import Passed, verify
 
 PUBLISHER = """
 import sys

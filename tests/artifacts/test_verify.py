@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from artifact_sets import Elf, Made
 
-from sonata_aot.artifacts import verify
 from sonata_aot.artifacts.cubin import Cubin
 from sonata_aot.artifacts.errors import IntegrityError
 from sonata_aot.artifacts.verify import (
@@ -22,6 +21,7 @@ from sonata_aot.artifacts.verify import (
     check_cubin,
     check_ptx,
     compiler_cuda_major,
+    verify,
 )
 
 ENTRY = "odd_dtype_f32_slots_16_0"
