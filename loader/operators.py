@@ -9,6 +9,7 @@ it loaded first. Eager code calls `Kernels` itself, which costs less.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,61 +102,25 @@ def _run_gemv(
 
 
 def _run_scan(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
-    given = _Scan(*arguments, **named)
+    given = _given(arguments, named)
     scan = get_default("torch.ops.sonata_aot.mamba_chunk_scan_combined").mamba_chunk_scan_combined
-    limit = _UNLIMITED if given.dt_limit is None else tuple(given.dt_limit)
-    results = scan(
-        *given.tensors,
-        **given.options,
-        dt_limit=limit,  # pyright: ignore[reportArgumentType]
-        return_final_states=given.final,
-        return_varlen_states=given.varlen,
-    )
+    results = scan(**given)
     out, *states = results if isinstance(results, tuple) else (results,)
-    final = states.pop(0) if given.final else given.x.new_empty(0, dtype=torch.float32)
-    varlen = states.pop(0) if given.varlen else given.x.new_empty(0)
+    x = given["x"]
+    final = states.pop(0) if given["return_final_states"] else x.new_empty(0, dtype=torch.float32)
+    varlen = states.pop(0) if given["return_varlen_states"] else x.new_empty(0)
     return out, final, varlen
 
 
-class _Scan:
-    """The arguments of the scan's operator."""
+def _given(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The scan's arguments by name, with its defaults; the operator's limits may be None."""
+    bound = _SCAN.bind(*arguments, **named)
+    bound.apply_defaults()
+    limit = bound.arguments["dt_limit"]
+    return {**bound.arguments, "dt_limit": _UNLIMITED if limit is None else tuple(limit)}
 
-    def __init__(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        chunk_size: int,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        initial_states: Tensor | None = None,
-        seq_idx: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: Sequence[float] | None = None,
-        return_final_states: bool = False,
-        return_varlen_states: bool = False,
-    ) -> None:
-        self.x = x
-        self.B = B
-        self.cu_seqlens = cu_seqlens
-        self.tensors = (x, dt, A, B, C)
-        self.options: dict[str, Any] = {
-            "chunk_size": chunk_size,
-            "D": D,
-            "z": z,
-            "dt_bias": dt_bias,
-            "initial_states": initial_states,
-            "seq_idx": seq_idx,
-            "cu_seqlens": cu_seqlens,
-            "dt_softplus": dt_softplus,
-        }
-        self.dt_limit = dt_limit
-        self.final = return_final_states
-        self.varlen = return_varlen_states
+
+_SCAN = inspect.signature(mamba_chunk_scan_combined)
 
 
 def _fake_gemv(
@@ -167,16 +132,16 @@ def _fake_gemv(
 
 
 def _fake_scan(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
-    given = _Scan(*arguments, **named)
-    x = given.x
-    torch._check(x.dim() == 4 and given.B.dim() == 4, lambda: "x and B have four dimensions")
+    given = _given(arguments, named)
+    x, wide = given["x"], given["B"]
+    torch._check(x.dim() == 4 and wide.dim() == 4, lambda: "x and B have four dimensions")
     batch, _, heads, headdim = x.shape
-    states = (heads, headdim, given.B.shape[3])
-    final = (batch, *states) if given.final else (0,)
+    states = (heads, headdim, wide.shape[3])
+    final = (batch, *states) if given["return_final_states"] else (0,)
     varlen: tuple[Any, ...] = (0,)
-    if given.varlen:
-        assert given.cu_seqlens is not None
-        varlen = (given.cu_seqlens.shape[0] - 1, *states)
+    if given["return_varlen_states"]:
+        assert given["cu_seqlens"] is not None
+        varlen = (given["cu_seqlens"].shape[0] - 1, *states)
     return (
         x.new_empty(x.shape),
         x.new_empty(final, dtype=torch.float32),

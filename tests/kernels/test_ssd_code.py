@@ -32,7 +32,6 @@ CASES: list[Case] = [
 ]
 SCANS = [case for case in CASES if case[1] == "ssd_scan"]
 MATRIX = {"bf16": {"HMMA.16816.F32.BF16"}, "f16": {"HMMA.16816.F32"}}
-GLOBAL = {"LDG", "LDGSTS", "STG", "CCTL", "LD", "ST", "RED", "ATOMG"}
 
 
 def case_name(case: Case) -> str:
