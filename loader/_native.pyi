@@ -167,8 +167,16 @@ class Torch:
         is_grad_enabled: Callable[[], bool],
         current_stream: Callable[[int], int],
         increment_version: Callable[[tuple[Tensor, ...]], object],
+        samples: tuple[object, ...] = (),
     ) -> None:
-        """Ask C functions of the torch that is loaded, and these where it lacks them."""
+        """Ask C functions of the torch that is loaded, and these where it lacks them.
+
+        `samples` are tensors of each plain class, by which it is found out where objects hold what
+        those functions ask about; without them it is not used. Writes to them are counted.
+        """
+
+    has_handles: bool
+    """Whether tensors that were seen before are compared by C functions."""
 
     def current_stream(self, device: int) -> int:
         """Handle of torch's current stream on a device."""

@@ -64,7 +64,9 @@ def make_torch() -> _native.Torch:
     stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
         lambda device: runtime.current_stream(device)
     )
-    return _native.Torch(torch.is_grad_enabled, stream, _find_increment())
+    # Not as they would be by themselves, so that nothing is taken for something else.
+    samples = torch.empty(3, 2).t(), torch.nn.Parameter(torch.empty(4, 1, 5), requires_grad=False)
+    return _native.Torch(torch.is_grad_enabled, stream, _find_increment(), samples)
 
 
 def _find_increment() -> Callable[[tuple[Tensor, ...]], object]:

@@ -22,8 +22,7 @@ def patch(model: Module, kernels: Kernels | None = None, *, compare: float = 0.0
 
     A model that is patched already stays so; with other kernels or another share to compare it is
     patched anew. Copies and pickles of a patched model are of the original one. Weights may be
-    replaced, moved and written to; what is written to a parameter's `.data` in place needs a
-    synchronisation before the next call, as for `Gemv.bind`.
+    replaced, moved and written to at any time.
 
     Args:
         model: Any module. It is changed in place.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,30 +18,23 @@ from .patch_report import Entry
 from .tensors import DTYPES
 
 if TYPE_CHECKING:
-    from .bound import BoundGemv
     from .gemv import Gemv
     from .kernels import Kernels
 
 
-class Order:
-    """In which order a model's projections run, so that each asks for the next one's weight."""
-
-    def __init__(self) -> None:
-        """Nothing ran yet."""
-        self.last: LinearRunner | None = None
-
-
 class LinearRunner:
-    """Runs one patched `nn.Linear`."""
+    """Runs one patched `nn.Linear`.
+
+    Weights are not bound: a launch that may start early pays where a GEMV precedes it, and in a
+    model something else mostly does (docs/patching.md).
+    """
 
     def __init__(
         self,
-        module: Module,
         gemv: Gemv,
         devices: frozenset[int],
         entry: Entry,
         comparison: Comparison,
-        order: Order,
         in_programs: bool,
     ) -> None:
         """`in_programs`: whether compiled programs may use the operators."""
@@ -50,18 +42,10 @@ class LinearRunner:
         # What `patch` was called with.
         self.kernels: Kernels | None = None
         self.share = 0.0
-        self._module = module
         self._gemv = gemv
         self._devices = devices
         self._comparison = comparison
-        self._order = order
         self._in_programs = in_programs
-        # Of the weight as it was bound last, and whether it shall be bound anew all the same.
-        self._bound: BoundGemv | None = None
-        self._is_outdated = False
-        self._bias_address = 0
-        self._next: LinearRunner | None = None
-        self._previous: list[LinearRunner] = []
 
     def run(self, original: Forward, module: Module, *arguments: Any, **named: Any) -> Any:
         """Linear.forward(input)."""
@@ -78,7 +62,7 @@ class LinearRunner:
             entry.original_calls[reason or fallback.SUBCLASS] += 1
             return original(module, x)
         rows = x if x.dim() == 2 and x.stride(1) == 1 else as_rows(x)
-        result = self._call(weight, bias)(rows)
+        result = self._gemv(rows, weight, bias)
         if x.dim() != 2:
             result = result.view(*x.shape[:-1], result.shape[-1])
         entry.calls += 1
@@ -92,51 +76,6 @@ class LinearRunner:
         if not isinstance(x, Tensor):
             return fallback.SUBCLASS
         return fallback.why_not(self._devices, x, weight, bias)
-
-    def _call(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The GEMV for the weight that the module has now."""
-        order = self._order
-        if order.last is not self:
-            if order.last is not None:
-                order.last._precedes(self)
-            order.last = self
-        bound = self._bound
-        if (
-            bound is not None
-            and not self._is_outdated
-            and bound.weight is weight
-            and bound.bias is bias
-            and bound.constant
-            and (bias is None or bias.data_ptr() == self._bias_address)
-        ):
-            return bound
-        return self._bind(weight, bias)
-
-    def _bind(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        if self._bound is not None and self._bound.weight is not weight:
-            for each in self._previous:
-                each._is_outdated = True  # until they let go of the weight that was next
-        self._is_outdated = False
-        if weight.is_inference():  # nobody counts what is written to it
-            self._bound = None
-            return lambda x: self._gemv(x, weight, bias)
-        upcoming = None if self._next is None else self._next._weight_like(weight)
-        bound = self._bound = self._gemv.bind(weight, bias, upcoming=upcoming)
-        self._bias_address = 0 if bias is None else bias.data_ptr()
-        return bound
-
-    def _precedes(self, other: LinearRunner) -> None:
-        """Note what ran after this one, the first time that something did."""
-        if self._next is None:
-            self._next = other
-            other._previous.append(self)
-            self._is_outdated = True
-
-    def _weight_like(self, weight: Tensor) -> Tensor | None:
-        own = self._module._parameters.get("weight")
-        if own is None or own.dtype is not weight.dtype or own.device != weight.device:
-            return None
-        return own
 
     def _compiled(self, original: Forward, module: Any, x: Tensor) -> Tensor:
         """What torch.compile and torch.export trace."""

@@ -15,7 +15,7 @@ from .disable import DISABLED, is_disabled
 from .log import logger
 from .patch_families import Family, family_of, looks_like_mixer
 from .patch_globals import NotRebuilt
-from .patch_linear import LinearRunner, Order
+from .patch_linear import LinearRunner
 from .patch_module import install, installed, original_class, remove
 from .patch_report import Entry, Report
 from .patch_scan import ScanRunner
@@ -61,7 +61,6 @@ class Patching:
         self._share = share
         self._devices = kernels.devices
         self._comparison = Comparison(share)
-        self._order = Order()
         self._in_programs = is_default(kernels)
         # Not kept alive by a report.
         self._patched: list[tuple[weakref.ref[Module], Runner]] = []
@@ -118,10 +117,7 @@ class Patching:
         entry = Entry(name, shape, "gemv")
         self._install(
             module,
-            LinearRunner(
-                *(module, self._gemv, self._devices, entry, self._comparison, self._order),
-                self._in_programs,
-            ),
+            LinearRunner(self._gemv, self._devices, entry, self._comparison, self._in_programs),
         )
         return entry
 

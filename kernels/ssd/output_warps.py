@@ -7,7 +7,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from ..scalars import bits, choose, load_scalar
-from ..tensor_core import load_floats, store_shared, thread_index
+from ..tensor_core import load_floats, load_shared, store_shared, thread_index
 from . import scan_output as output
 from .scan_output import BLOCK
 from .segment import AMONG_OUTPUTS, READY, USED, next_stage
@@ -104,6 +104,8 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
         distance = local + group - 2 * t
         # Where it finds those of x, as first operand: found anew where masks take registers.
         x_lane = thread_index() % WARP if packed else lane
+        # The same of the column that it stores.
+        t_out = thread_index() % 4 if packed else t
         x_rows = (
             shared
             + (x_lane // 16 * 8 + x_lane % 8) * shape.x_row
@@ -117,10 +119,13 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
         cute.arch.barrier(barrier_id=READY + 2 * owner + turn, number_of_threads=5 * WARP)
         # Long and without branches, so that each wait has something else to do.
         decays = output.own_decays(decay_stage + (local + group) * 8, shape)
-        begins = output.own_starts(
-            starts_stage + (local + group) * 4, packed, starts.toint() != 0, shape
-        )
-        diagonal, own = output.multiply_state(
+        # The last token's: no sequence starts in most tiles, which then cost what they cost where
+        # there are no sequences at all.
+        start = Int32(-1)
+        if cutlass.const_expr(packed):  # noqa: SIM102
+            if starts.toint() != 0:
+                start = Int32(load_shared(starts_stage, 4 * tile - 4, count=1)[0])
+        operands, own = output.multiply_state(
             y,
             cs,
             c_rows,
@@ -131,50 +136,42 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
                 pairs + row_block * 128,
                 decays,
                 distance - row_block * 16,
-                begins,
-                row_block * 16 + 2 * t,
                 cb_next + Int64(next_block) * BLOCK,
                 more,
                 cb_here,
                 row_block,
             ),
-            output.Rows(words, out_at, out_token * 16, out_left, t),
+            output.Rows(words, out_at, out_token * 16, out_left, t_out),
             part,
             shape,
             element,
         )
-        output.scale_tokens(
-            y,
-            output.carried(
-                pairs + local * 8,
-                starts_stage + (local + 2 * t) * 4,
-                packed,
-                starts.toint() != 0,
-                shape,
-            ),
-        )
-        xs = output.multiply_x(y, x_rows + row_block * (16 * shape.x_row), diagonal, element)
+        # Both change where a sequence starts.
+        diagonal = cute.make_rmem_tensor((2, shape.halves), Uint32)
+        output.put(diagonal, operands)
+        left = cute.make_rmem_tensor((2 * shape.halves,), Float32)
+        output.carried(left, pairs + local * 8)
+        if cutlass.const_expr(packed):  # noqa: SIM102
+            if start >= 0:
+                output.drop_carried(left, starts_stage + (local + 2 * t) * 4)
+                begins = output.own_starts(starts_stage + (local + group) * 4, shape)
+                output.drop_others(diagonal, begins, row_block * 16 + 2 * t)
+        output.scale_tokens(y, left)
+        x_own = x_rows + row_block * (16 * shape.x_row)
+        xs = output.multiply_x(y, x_own, output.taken(diagonal), element)
         d_column = shared + shape.d_start + thread_index() % WARP // 4 * 4
         output.add_dx(y, xs, d_column, own, part, element)
         # The decay up to the token before this row of blocks.
         reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
         reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
         for blocks in cutlass.range_constexpr(1, shape.row_blocks):
-            if row_block == blocks:
-                output.multiply_before(
-                    y,
-                    cbs,
-                    blocks,
-                    pairs,
-                    x_rows,
-                    reference,
-                    decays,
-                    begins,
-                    distance,
-                    2 * t,
-                    shape,
-                    element,
-                )
+            before_diagonal = (y, cbs, blocks, pairs, x_rows, reference, decays)
+            if (row_block == blocks) & (start < 0):
+                output.multiply_before(*before_diagonal, None, 2 * t, shape, element)
+            if cutlass.const_expr(packed):  # noqa: SIM102
+                if (row_block == blocks) & (start >= 0):
+                    begins = output.own_starts(starts_stage + (local + group) * 4, shape)
+                    output.multiply_before(*before_diagonal, begins, 2 * t, shape, element)
         if more:
             cute.arch.barrier_arrive(barrier_id=USED + turn, number_of_threads=8 * WARP)
         token = (first + i) * tile + local + group

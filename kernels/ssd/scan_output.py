@@ -11,7 +11,7 @@ tokens; a warp has two of them, or one.
 
 from typing import Any, NamedTuple
 
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from ..scalars import choose, load_two, load_words, prefetch, reload_words, store_words
 from ..tensor_core import (
@@ -78,8 +78,6 @@ class Blocks(NamedTuple):
     columns: Any
     decays: list[Any]
     distance: Any
-    begins: list[Any] | None
-    first: Any
     following: Any
     more: Any
     here: Any
@@ -88,16 +86,7 @@ class Blocks(NamedTuple):
     def weights(self, columns, part, t, shape, element):
         """The block's weights, and `own_products`; loads the next block in its place."""
         own = own_products(self.cbs, self.place, columns, part, t, shape)
-        found = weights(
-            self.cbs,
-            self.place,
-            columns,
-            self.decays,
-            self.distance,
-            self.begins,
-            self.first,
-            element,
-        )
+        found = weights(self.cbs, self.place, columns, self.decays, self.distance, element)
         load_block(self.cbs, self.place, self.following, self.more, shape)
         return found, own
 
@@ -221,25 +210,25 @@ def own_decays(place, shape):
     return [load_floats(place, 64 * half, count=1)[0] for half in range(shape.halves)]
 
 
-def own_starts(place, packed, has_starts, shape):
-    """Where the sequence of each half's token starts in the tile; None in a variant without."""
-    if not packed:
-        return None
-    return [start_at(place, 32 * half, has_starts) for half in range(shape.halves)]
+def own_starts(place, shape):
+    """Where the sequence of each half's token starts in the tile; -1 if before it."""
+    return [Int32(load_shared(place, 32 * half, count=1)[0]) for half in range(shape.halves)]
 
 
-def carried(pairs, starts, packed, has_starts, shape):
+def carried(factors, pairs):
     """What is left of the state before the tile at tokens 2t and 2t + 1 of each half."""
-    factors = []
-    for half in range(shape.halves):
+    for half in range(factors.shape[0] // 2):
         values = load_floats(pairs, 64 * half, count=4)
         for i in (0, 1):
-            factor = exp2(values[2 * i])
-            if packed:
-                start = start_at(starts, 32 * half + 4 * i, has_starts)
-                factor = choose(start < 0, factor, Float32(0.0))
-            factors.append(factor)
-    return factors
+            factors[2 * half + i] = exp2(values[2 * i])
+
+
+def drop_carried(factors, starts):
+    """Where a sequence starts nothing is left of it; `starts`: those of tokens from 2t on."""
+    for half in range(factors.shape[0] // 2):
+        for i, start in enumerate(load_shared(starts, 32 * half, count=2)):
+            place = 2 * half + i
+            factors[place] = choose(Int32(start) < 0, factors[place], Float32(0.0))
 
 
 def weights_before(cbs, place, pairs, reference, decays, element):
@@ -258,12 +247,11 @@ def weights_before(cbs, place, pairs, reference, decays, element):
     return operands
 
 
-def weights(cbs, place, pairs, decays, distance, begins, first, element):
-    """A block of C Bᵀ with decays and step sizes, masked, as second operand.
+def weights(cbs, place, pairs, decays, distance, element):
+    """A block of C Bᵀ with decays and step sizes, up to the diagonal, as second operand.
 
     Of a token's own column `own_products` takes care. `pairs` as in `weights_before`. `distance`:
-    how far the first half's token is from column 2t, which is token `first` of the tile; `begins`:
-    of `own_starts`.
+    how far the first half's token is from column 2t.
     """
     operands = []
     for half, decay in enumerate(decays):
@@ -271,12 +259,39 @@ def weights(cbs, place, pairs, decays, distance, begins, first, element):
         for i, column in enumerate((0, 1, 8, 9)):
             number = cbs[i, half, place].bitcast(Float32)
             value = number * pairs[2 * i + 1] * exp2(decay - pairs[2 * i])
-            kept = column < distance + 8 * half
-            if begins is not None:
-                kept = kept & (first + column >= begins[half])
-            values.append(choose(kept, value, Float32(0.0)))
+            values.append(choose(column < distance + 8 * half, value, Float32(0.0)))
         operands.append([pack(*values[:2], element=element), pack(*values[2:], element=element)])
     return operands
+
+
+def of_sequence(words, begin, first):
+    """Clear the weights of a half that are of other sequences, and may be no numbers.
+
+    Column 2t is token `first` of the tile, and the half's token's sequence starts at `begin`.
+    """
+    kept = [
+        choose(first + column >= begin, Uint32(half), Uint32(0))
+        for column, half in zip((0, 1, 8, 9), (0xFFFF, 0xFFFF0000) * 2, strict=True)
+    ]
+    return [words[0] & (kept[0] | kept[1]), words[1] & (kept[2] | kept[3])]
+
+
+def put(words, operands):
+    """Keep the operands of halves in registers that may change."""
+    for half, operand in enumerate(operands):
+        for i, word in enumerate(operand):
+            words[i, half] = word
+
+
+def taken(words):
+    """The operands that `put` has kept."""
+    return [[words[0, half], words[1, half]] for half in range(words.shape[1])]
+
+
+def drop_others(words, begins, first):
+    """As `of_sequence`, of what `put` has kept."""
+    kept = [of_sequence(*pair, first) for pair in zip(taken(words), begins, strict=True)]
+    put(words, kept)
 
 
 def own_products(cbs, place, pairs, part, t, shape):
@@ -309,18 +324,21 @@ def load_columns(pairs, block):
 
 
 def multiply_before(
-    y, cbs, blocks, pairs, x_rows, reference, decays, begins, distance, first, shape, element
+    y, cbs, blocks, pairs, x_rows, reference, decays, begins, first, shape, element
 ):
-    """Add what the blocks before the diagonal give, of which there are `blocks`."""
+    """Add what the blocks before the diagonal give, of which there are `blocks`.
+
+    `begins`: of `own_starts`, or None if no sequence starts in the tile. `first`: the token of the
+    first block's column 2t.
+    """
     for block in range(blocks):
         columns = load_columns(pairs, block)
-        if begins is None:
-            found = weights_before(cbs, block, columns, reference, decays, element)
-        else:
-            place = first + block * 16
-            found = weights(
-                cbs, block, columns, decays, distance - block * 16, begins, place, element
-            )
+        found = weights_before(cbs, block, columns, reference, decays, element)
+        if begins is not None:
+            found = [
+                of_sequence(words, begin, first + block * 16)
+                for words, begin in zip(found, begins, strict=True)
+            ]
         multiply_x(y, x_rows + block * (16 * shape.x_row), found, element)
 
 
@@ -392,13 +410,3 @@ def pair_up(first, second, t):
     odd = t % 2 != 0
     got = cute.arch.shuffle_sync_bfly(choose(odd, first, second), 1)
     return [choose(odd, got, first), choose(odd, second, got)]
-
-
-def start_at(place, offset, has_starts):
-    """Where a token's sequence starts in the tile; before it, if there are no sequences."""
-    return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, -1; "
-        f"@p ld.shared.b32 {{$w0}}, [{{$r0}}+{offset}]; }}",
-        write_only_types=[Int32],
-        read_only_args=[place, Int32(has_starts)],
-    )

@@ -169,7 +169,7 @@ def carry_state(
                 )
         cute.arch.barrier(barrier_id=AMONG_STATES, number_of_threads=STATE_WARPS * WARP)
         # Where registers are scarce, places to copy are found anew for each tile.
-        copier = pinned(own_thread) if tile == 32 or packed else own_thread
+        copier = pinned(own_thread) if tile == 32 else own_thread
         # Else x and B would come from memory only when they are copied. All heads of a group read
         # its B, so one block asks.
         later_token = (first + i + AHEAD) * tile

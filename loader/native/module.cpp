@@ -247,9 +247,16 @@ NB_MODULE(_native, m) {
       .def("__repr__", &py_kernel_repr);
 
   nb::class_<Torch>(m, "Torch", nb::is_final())
-      .def(nb::init<nb::object, nb::object, nb::object>(), "is_grad_enabled"_a,
-           "current_stream"_a, "increment_version"_a,
+      .def(nb::init<nb::object, nb::object, nb::object, const nb::tuple &>(),
+           "is_grad_enabled"_a, "current_stream"_a, "increment_version"_a,
+           "samples"_a = nb::tuple(),
+           nb::sig("def __init__(self, is_grad_enabled: Callable[[], bool], current_stream: "
+                   "Callable[[int], int], increment_version: Callable[[tuple[object]], object], "
+                   "samples: tuple[object, ...] = ()) -> None"),
            "What calls ask of torch: its C functions where it has them, else these.")
+      .def_prop_ro(
+          "has_handles", [](const Torch &torch) { return torch.handles().usable(); },
+          "Whether tensors that were seen before are compared by torch's C functions.")
       .def(
           "current_stream",
           [](const Torch &torch, int device) {

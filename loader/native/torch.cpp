@@ -1,25 +1,12 @@
 #include "torch.hpp"
 
-#include <dlfcn.h>
-
 #include <utility>
+
+#include "loaded.hpp"
 
 namespace nb = nanobind;
 
 namespace sonata {
-
-namespace {
-
-// A function of a library that is loaded already; null where there is none.
-template <typename Function>
-void find(const char *library, const char *name, Function &found) {
-  // A reference that is kept: torch is never unloaded.
-  if (void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD)) {
-    found = reinterpret_cast<Function>(dlsym(handle, name));
-  }
-}
-
-}  // namespace
 
 Builtin::Builtin(nb::object function) : object_(std::move(function)) {
   if (!PyCFunction_Check(object_.ptr())) return;
@@ -48,12 +35,14 @@ PyObject *Property::operator()(PyObject *object) const {
   return get_(descriptor_.ptr(), object, reinterpret_cast<PyObject *>(Py_TYPE(object)));
 }
 
-Torch::Torch(nb::object is_grad_enabled, nb::object current_stream, nb::object increment_version)
+Torch::Torch(nb::object is_grad_enabled, nb::object current_stream, nb::object increment_version,
+             const nb::tuple &samples)
     : is_grad_enabled_(std::move(is_grad_enabled)),
       current_stream_(std::move(current_stream)),
-      increment_version_(std::move(increment_version)) {
-  find("libtorch_cpu.so", "aoti_torch_grad_mode_is_enabled", grad_enabled_);
-  find("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", stream_);
+      increment_version_(std::move(increment_version)),
+      handles_(samples) {
+  find_loaded("libtorch_cpu.so", "aoti_torch_grad_mode_is_enabled", grad_enabled_);
+  find_loaded("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", stream_);
 }
 
 bool Torch::grad_enabled(bool &enabled) const {

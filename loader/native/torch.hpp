@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "driver.hpp"
+#include "handles.hpp"
 
 namespace sonata {
 
@@ -51,14 +52,16 @@ class Property {
 class Torch {
  public:
   // Python functions: `is_grad_enabled()`, `current_stream(device)`, and `increment_version(tuple of
-  // tensors)`.
+  // tensors)`. `samples`: for `handles`.
   Torch(nanobind::object is_grad_enabled, nanobind::object current_stream,
-        nanobind::object increment_version);
+        nanobind::object increment_version, const nanobind::tuple &samples);
 
   // What may raise a Python exception returns false with one set.
   bool grad_enabled(bool &enabled) const;
   bool current_stream(int device, Stream &stream) const;
   bool count_write(PyObject *tensor) const;
+
+  const TensorHandles &handles() const { return handles_; }
 
  private:
   bool (*grad_enabled_)() = nullptr;
@@ -66,6 +69,7 @@ class Torch {
   Builtin is_grad_enabled_;
   Builtin current_stream_;
   Builtin increment_version_;
+  TensorHandles handles_;
 };
 
 }  // namespace sonata

@@ -54,7 +54,5 @@ say(type(first) is torch.nn.Linear)
         (0x400000, 0x7000),
     ]
     assert {params["weight"] for params in found[1::2]} == {0x200000}
-    # From the second step on each knows what the other reads; the last weight is no longer there.
-    assert found[4]["upcoming"] == 0x200000
-    assert found[5]["upcoming"] == 0x100000
-    assert 0x100000 not in [params["upcoming"] for params in found[8:]]
+    # Nothing starts before what precedes it has ended: that may be writing a weight.
+    assert not outcome.named("cuLaunchKernelEx")

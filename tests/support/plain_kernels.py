@@ -16,30 +16,11 @@ from sonata_aot.artifacts.errors import ArgumentError, VariantMissing
 PAIRS = {(8, 16), (16, 16)}
 
 
-class PlainBound:
-    """A bound GEMV that reads the memory that the weight had when it was bound."""
-
-    def __init__(self, gemv: PlainGemv, weight: Tensor, bias: Tensor | None, upcoming: Any) -> None:
-        self.gemv, self.weight, self.bias, self.upcoming = gemv, weight, bias, upcoming
-        self._memory = weight.detach()
-        self._bias = None if bias is None else bias.detach()
-        self._state = None if weight.is_inference() else (weight._version, weight.data_ptr())
-
-    @property
-    def constant(self) -> bool:
-        weight = self.weight
-        return self._state is not None and self._state == (weight._version, weight.data_ptr())
-
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.gemv(x, self._memory, self._bias)
-
-
 class PlainGemv:
     """The calls of `loader.gemv.Gemv` that patched models make."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
-        self.bound: list[PlainBound] = []
         # Added to results, so that they can be told from torch's.
         self.offset = 0.0
 
@@ -59,13 +40,6 @@ class PlainGemv:
         self.rows.append(x.shape[0])
         result = linear(x, weight, bias)
         return result + self.offset if self.offset else result
-
-    def bind(
-        self, weight: Tensor, bias: Tensor | None = None, *, upcoming: Tensor | None = None
-    ) -> PlainBound:
-        bound = PlainBound(self, weight, bias, upcoming)
-        self.bound.append(bound)
-        return bound
 
 
 class PlainScan:
