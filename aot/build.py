@@ -151,8 +151,8 @@ def _entries(
 ) -> tuple[dict[str, Entry], set[str]]:
     """The entry of every job by key, and the keys of those that were compiled."""
     entries = {job.key: entry for job in plan if (entry := _cached(cache, job)) is not None}
-    for position, job in enumerate(job for job in plan if job.key in entries):
-        progress(position + 1, len(plan), f"cached: {job.label}")
+    if entries:
+        progress(len(entries), len(plan), f"{len(entries)} cached")
     missing = [job for job in plan if job.key not in entries]
     compiled: set[str] = set()
     if not missing:
