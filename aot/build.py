@@ -41,9 +41,8 @@ from .needed import Needed
 from .plan import Job, jobs, left_out
 from .pool import Compiled, CompileFailed, run_tasks
 from .provenance import git_state
-from .sass import disassemble, spills
 from .sources import source_digest, source_files
-from .toolchain import compiler_versions, tool
+from .toolchain import compiler_versions
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ def build(
     build.
 
     Raises:
-        MissingDependency: the compiler or the disassembler is not installed.
+        MissingDependency: the compiler is not installed.
         BuildError: a kernel did not compile, or broke its declaration or budget, or there is
             nothing to build for an architecture. What did compile stays in the cache.
         StoreError, UntrustedPath: the directory or the cache cannot be used.
@@ -157,7 +156,6 @@ def _entries(
     compiled: set[str] = set()
     if not missing:
         return entries, compiled
-    tool("nvdisasm")
     waits = functools.partial(progress, len(entries), len(plan), "waiting for another build")
     with cache.building(waits) as scratch:
         # Another build may have filled the cache while this one waited for its turn.
@@ -288,7 +286,7 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         static_shared_bytes=kernel.static_shared_bytes,
         registers=kernel.registers,
         stack_bytes=kernel.stack_bytes,
-        spills=spills(disassemble(cubin_file)),
+        spills=code.spills,
         cubin=Payload(
             sha256(cubin),
             len(cubin),

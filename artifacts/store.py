@@ -125,7 +125,7 @@ def open_artifacts(directory: Path) -> ArtifactSet:
         if (directory / SHARD_FILE).is_file():
             raise ArtifactsNotFound(
                 f"{directory} holds one shard of a build, which is no artifact set",
-                remedy="make one of all its shards with `sonata-aot merge SHARD... --out DIRECTORY`",
+                remedy="make a set of all its shards: `sonata-aot merge SHARD... --out DIRECTORY`",
             )
         raise ArtifactsNotFound(
             f"no artifacts in {directory}",
