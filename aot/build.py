@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..artifacts import __version__, environment
 from ..artifacts.arch import Arch, cubin_min_cuda, dotted, normalise, ptx_min_cuda
@@ -37,12 +37,14 @@ from ..kernels import KernelSpec
 from ..kernels.tables import rules
 from .budget import over_budget
 from .cache import Cache, Entry
-from .needed import Needed
 from .plan import Job, jobs, left_out
 from .pool import Compiled, CompileFailed, run_tasks
 from .provenance import git_state
 from .sources import source_digest, source_files
 from .toolchain import compiler_versions
+
+if TYPE_CHECKING:
+    from .needed import Needed
 
 log = logging.getLogger(__name__)
 
