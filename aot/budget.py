@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..artifacts.declaration import Budget, ChoiceValue
-from .inspect import Figures
+
+if TYPE_CHECKING:
+    from .inspect import Figures  # a build measures none of its own
 
 # What is measured by counting: more of it is worse.
 _RESOURCES = ("registers", "spills", "stack_bytes")

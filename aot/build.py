@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..artifacts import __version__, environment
 from ..artifacts.arch import Arch, cubin_min_cuda, dotted, normalise, ptx_min_cuda
@@ -37,13 +37,14 @@ from ..kernels import KernelSpec
 from ..kernels.tables import rules
 from .budget import over_budget
 from .cache import Cache, Entry
-from .needed import Needed
 from .plan import Job, jobs, left_out
 from .pool import Compiled, CompileFailed, run_tasks
 from .provenance import git_state
-from .sass import disassemble, spills
 from .sources import source_digest, source_files
-from .toolchain import compiler_versions, tool
+from .toolchain import compiler_versions
+
+if TYPE_CHECKING:
+    from .needed import Needed
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def build(
     build.
 
     Raises:
-        MissingDependency: the compiler or the disassembler is not installed.
+        MissingDependency: the compiler is not installed.
         BuildError: a kernel did not compile, or broke its declaration or budget, or there is
             nothing to build for an architecture. What did compile stays in the cache.
         StoreError, UntrustedPath: the directory or the cache cannot be used.
@@ -151,13 +152,12 @@ def _entries(
 ) -> tuple[dict[str, Entry], set[str]]:
     """The entry of every job by key, and the keys of those that were compiled."""
     entries = {job.key: entry for job in plan if (entry := _cached(cache, job)) is not None}
-    for position, job in enumerate(job for job in plan if job.key in entries):
-        progress(position + 1, len(plan), f"cached: {job.label}")
+    if entries:
+        progress(len(entries), len(plan), f"{len(entries)} cached")
     missing = [job for job in plan if job.key not in entries]
     compiled: set[str] = set()
     if not missing:
         return entries, compiled
-    tool("nvdisasm")
     waits = functools.partial(progress, len(entries), len(plan), "waiting for another build")
     with cache.building(waits) as scratch:
         # Another build may have filled the cache while this one waited for its turn.
@@ -288,7 +288,7 @@ def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:
         static_shared_bytes=kernel.static_shared_bytes,
         registers=kernel.registers,
         stack_bytes=kernel.stack_bytes,
-        spills=spills(disassemble(cubin_file)),
+        spills=code.spills,
         cubin=Payload(
             sha256(cubin),
             len(cubin),

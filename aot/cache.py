@@ -33,7 +33,7 @@ from ..artifacts.store import make_private, read_object
 from ..artifacts.trust import require_trusted
 from .leases import lease
 
-# Part of every key. To be raised with any change of what a record says or of how it is measured.
+# Part of every key. To be raised with any change of what a record says of the same binary.
 ENTRY_FORMAT = 1
 RECORD = "record.json"
 INPUTS = "inputs.json"

@@ -12,7 +12,6 @@ from .options import DIRECTORY, json_option, trust_option
 
 if TYPE_CHECKING:
     from ..artifacts.manifest import Binary
-    from .diff import Changed
 
 
 @click.command()
@@ -71,9 +70,3 @@ def diff(before: Path, after: Path, exit_code: bool, as_json: bool) -> None:
         counts = f"{len(found.added)} added, {len(found.removed)} removed"
         click.echo(f"{counts}, {len(found.changed)} changed" if lines else "nothing differs")
     sys.exit(1 if exit_code and not found.is_empty else 0)
-
-
-def _pair(changed: Changed) -> dict[str, dict[str, int]]:
-    from .diff import figures
-
-    return {"before": figures(changed.before), "after": figures(changed.after)}

@@ -13,12 +13,13 @@ from typing import Any
 from ..artifacts import __version__
 from ..artifacts.arch import cuda_version, dotted
 from ..artifacts.choose import choose
-from ..artifacts.errors import SonataError
+from ..artifacts.errors import ArtifactsNotFound, SonataError
 from ..artifacts.manifest import Manifest
 from ..artifacts.places import Place, search
 from ..artifacts.store import open_artifacts
 from .toolchain import compiler_versions
 
+_UNUSABLE: dict[str, Any] = {"usable": False, "choices": []}
 _PROBE = "sonata_aot.loader.probe"
 
 
@@ -96,10 +97,13 @@ def _place(
     try:
         manifest = open_artifacts(place.path).manifest
     except SonataError as error:
-        return {**report, "usable": False, "problem": str(error), "choices": []}
+        # Where nobody said that something would be, nothing is not wrong.
+        absent = isinstance(error, ArtifactsNotFound) and not place.named
+        return {**report, **_UNUSABLE, "absent": absent, "problem": str(error)}
     return {
         **report,
         "usable": True,
+        "absent": False,
         "problem": None,
         "archs": sorted({binary.arch for binary in manifest.binaries}),
         "binaries": len(manifest.binaries),
@@ -159,6 +163,9 @@ def render(report: dict[str, Any]) -> str:
             f"{device['major']}.{device['minor']}, {device['multiprocessors']} multiprocessors"
         )
     for place in report["places"]:
+        if place["absent"]:
+            lines.append(f"artifacts   none in {place['origin']} ({place['path']})")
+            continue
         lines.append(f"artifacts   {place['path']} ({place['origin']})")
         if not place["usable"]:
             lines.append(f"            unusable: {place['problem']}")
@@ -182,4 +189,6 @@ def render(report: dict[str, Any]) -> str:
                 "            "
                 + (f"load() on device 0: {took} ms" if problem is None else f"load(): {problem}")
             )
+    if all(place["absent"] for place in report["places"]):
+        lines.append("            build them with `sonata-aot build --arch ARCH`")
     return "\n".join(lines)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def lease(folder: Path, keys: Iterable[str]) -> Iterator[None]:
     Raises:
         OSError: the folder cannot be written, or its file system has no locks.
     """
-    path = folder / secrets.token_hex(16)
+    path = folder / os.urandom(16).hex()
     with contextlib.ExitStack() as stack:
         with locked(folder, shared=True):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

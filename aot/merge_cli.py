@@ -6,16 +6,12 @@ from pathlib import Path
 
 import click
 
-from .options import DIRECTORY, json_option, quiet_option, trust_option
+from .options import DIRECTORY, json_option, out_option, quiet_option, trust_option
 
 
 @click.command()
 @click.argument("shards", nargs=-1, required=True, type=DIRECTORY, metavar="SHARD...")
-@click.option(
-    "--out",
-    type=DIRECTORY,
-    help="Directory to publish into. Default: SONATA_AOT_DIR, or the user's cache.",
-)
+@out_option
 @trust_option
 @quiet_option
 @json_option

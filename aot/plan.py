@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..artifacts import environment
 from ..artifacts.arch import Arch, normalise, parse_arch_list
@@ -21,10 +21,11 @@ from ..kernels import KernelSpec, builtin
 from ..kernels.registry import by_name, from_module, installed
 from ..kernels.tables import default_variants
 from .cache import ENTRY_FORMAT
-from .needed import Needed, needed, require_all
-from .shapes import read_list
 from .sources import source_digest, source_digests
 from .toolchain import compiler_versions
+
+if TYPE_CHECKING:
+    from .needed import Needed
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,9 @@ def select(path: Path, archs: Iterable[str]) -> Selection:
         BuildError: no variant is declared for one of them.
         UsageError: as for `choose_archs`.
     """
+    from .needed import needed, require_all  # most builds have no such list
+    from .shapes import read_list
+
     chosen = choose_archs(archs)
     only = needed(read_list(path), chosen)
     require_all(only)

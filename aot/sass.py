@@ -43,11 +43,6 @@ class Instruction:
         return self.mnemonic == "BRA" and not self.operands.startswith("`")
 
 
-def disassemble(cubin: Path) -> tuple[Instruction, ...]:
-    """The instructions of a cubin with one kernel, in address order; errors as `disassembly`."""
-    return parse(disassembly(cubin))
-
-
 def disassembly(cubin: Path) -> str:
     """The code of a cubin in nvdisasm's own words.
 

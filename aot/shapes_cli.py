@@ -32,9 +32,10 @@ def shapes(
 ) -> None:
     """List the GEMV and scan shapes of a model, and the variant that each gets.
 
-    MODEL_CONFIG is a Hugging Face config.json of Mamba2, Bamba, Zamba2, Nemotron-H or Falcon-H1, or
-    the configuration of a mamba_ssm or Zonos model. Exit 1 if a shape has no variant. The JSON, in
-    a file, is what `sonata-aot build --select` takes.
+    MODEL_CONFIG is a Hugging Face config.json of Mamba2, Bamba, Zamba2, Nemotron-H, Falcon-H1 or
+    GraniteMoeHybrid, or the configuration of a mamba_ssm or Zonos model. Experts are left out:
+    their weights are no linear layers. Exit 1 if a shape has no variant. The JSON, in a file, is
+    what `sonata-aot build --select` takes.
     """
     from ..artifacts.declaration import variant_name
     from ..artifacts.schema import encode

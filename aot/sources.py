@@ -95,6 +95,20 @@ def _imports(module: str, path: Path, *, is_package: bool) -> tuple[str, ...]:
     return tuple(_find_imports(module, path, is_package=is_package))
 
 
+# Where statements are that belong to another one.
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement, nested ones too, and none of the many expressions: none imports anything."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for name in _BLOCKS:
+            pending += getattr(node, name, ())
+
+
 def _find_imports(module: str, path: Path, *, is_package: bool) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
@@ -103,7 +117,7 @@ def _find_imports(module: str, path: Path, *, is_package: bool) -> Iterator[str]
             f"{path}:{error.lineno}: {error.msg}", remedy="correct the syntax and build again"
         ) from None
     package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             # `import a.b` binds `a`: whatever `a/__init__` defines is then within reach.
             for alias in node.names:

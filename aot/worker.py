@@ -6,7 +6,6 @@ the compiler. Its standard output belongs to the protocol; what the compiler pri
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -68,6 +67,8 @@ def _first_line(error: BaseException) -> str:
 
 def main() -> None:
     """Serve tasks until standard input ends."""
+    import ctypes  # not for the build, which imports this module too
+
     # Die with the parent, even if it is killed; a compile must not outlive its build.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -26,6 +26,9 @@ _FRAME_SIZE = 0x11
 _REGCOUNT = 0x2F
 _KPARAM_INFO = 0x17
 _REQNTID = 0x10
+# Of the low 12 bits of an instruction, those of LDL and STL, on all architectures from sm80 on.
+_LOCAL = {0x983, 0x387}
+_INSTRUCTION_BYTES = 16
 # Undefined symbols that the driver itself resolves: reserved shared memory, device-side printf,
 # heap and assert.
 _DRIVER_SYMBOLS = {"vprintf", "malloc", "free", "__assertfail"}
@@ -54,14 +57,16 @@ class KernelCode:
 class Cubin:
     """A whole cubin.
 
-    `sm` is 86 for sm86; `specific` is true for an `a` target; `undefined` are the symbols that
-    neither the file nor the driver provides.
+    `sm` is 86 for sm86; `specific` is true for an `a` target; `spills` counts instructions that
+    touch local memory, where spilled registers and indexed arrays live; `undefined` are the symbols
+    that neither the file nor the driver provides.
     """
 
     sm: int
     specific: bool
     abi: int
     kernels: tuple[KernelCode, ...]
+    spills: int
     undefined: tuple[str, ...]
 
     def is_for(self, arch: Arch) -> bool:
@@ -141,7 +146,16 @@ def _read(data: bytes) -> Cubin:
             if name and section_index == 0 and not _from_driver(name)
         )
     )
-    return Cubin(sm, specific, abi, tuple(sorted(kernels, key=lambda k: k.entry)), undefined)
+    spills = sum(_spills(item.data) for item in sections if item.name.startswith(".text."))
+    ordered = tuple(sorted(kernels, key=lambda k: k.entry))
+    return Cubin(sm, specific, abi, ordered, spills, undefined)
+
+
+def _spills(code: memoryview) -> int:
+    if len(code) % _INSTRUCTION_BYTES:
+        raise _broken(f"{len(code)} bytes of instructions")
+    first = code.cast("H")[:: _INSTRUCTION_BYTES // 2]
+    return sum(half & 0xFFF in _LOCAL for half in first)
 
 
 def _from_driver(symbol: str) -> bool:

@@ -129,28 +129,31 @@ class Declaration:
         self._require(len(set(everything)) == len(everything), "a name stands twice")
         self._require(set(self.selectors) <= set(self.choices), "a selector is not a choice")
         self._require(len(set(self.selectors)) == len(self.selectors), "a selector stands twice")
+        # Nothing is put into words here that is not wrong: a loader waits for this.
         for parameter in self.parameters:
-            pointer = parameter.kind == "pointer"
-            known = parameter.element in DTYPE_BYTES or parameter.element in self.choices
-            self._require(
-                known if pointer else parameter.element is None,
-                f"parameter {parameter.name!r} has element {parameter.element!r}",
+            pointer, element, align = (
+                parameter.kind == "pointer",
+                parameter.element,
+                parameter.align,
             )
-            align = parameter.align
-            self._require(
-                (align is not None and align & (align - 1) == 0) if pointer else align is None,
-                f"parameter {parameter.name!r} has align {align!r}",
-            )
-        integers = {name for _, name in self.integers}
+            known = element in DTYPE_BYTES or element in self.choices
+            if not (known if pointer else element is None):
+                raise self._error(f"parameter {parameter.name!r} has element {element!r}")
+            power = align is not None and align & (align - 1) == 0
+            if not (power if pointer else align is None):
+                raise self._error(f"parameter {parameter.name!r} has align {align!r}")
+        integers = frozenset(name for _, name in self.integers)
         self._require(
             self.block_layout.size <= MAX_PARAMETER_BYTES,
             f"parameters take more than {MAX_PARAMETER_BYTES} bytes",
         )
         least = self.budget.floors.values()
-        for text in (*self.block, self.shared_bytes, self.min_sm, self.programmatic, *least):
-            self._check_names(text, set(self.choices))
+        choices = frozenset(self.choices)
+        of_choices = (*self.block, self.shared_bytes, self.min_sm, self.programmatic, *least)
+        for text in dict.fromkeys(of_choices):  # most are "0"
+            self._check_names(text, choices)
         for text in self.grid:
-            self._check_names(text, set(self.choices) | integers)
+            self._check_names(text, choices | integers)
 
     def _require(self, condition: bool, problem: str) -> None:
         if not condition:
@@ -162,9 +165,11 @@ class Declaration:
             remedy="correct the kernel's declaration and rebuild",
         )
 
-    def _check_names(self, text: str, allowed: set[str]) -> None:
-        unknown = sorted(_parse(text).names - allowed)
-        self._require(not unknown, f"launch expression {text!r} uses unknown {unknown}")
+    def _check_names(self, text: str, allowed: frozenset[str]) -> None:
+        names = _parse(text).names
+        if not names <= allowed:
+            unknown = sorted(names - allowed)
+            raise self._error(f"launch expression {text!r} uses unknown {unknown}")
 
     @property
     def block_layout(self) -> struct.Struct:

@@ -20,6 +20,7 @@ from .errors import ArgumentError, ManifestError
 _TOKEN = re.compile(
     r"\s*(?:(?P<integer>\d{1,19})|(?P<name>[a-z][a-z0-9_]*)|(?P<mark>[-+*(),]))", re.ASCII
 )
+_SPACES = " \t\n\r\f\v"
 _FUNCTIONS = ("ceildiv", "min", "max")
 _MAX_LENGTH = 256
 _MAX_DEPTH = 32
@@ -64,13 +65,13 @@ class _Parser:
             raise self._error(text[:40] + "...", f"longer than {_MAX_LENGTH} characters")
         self._text = text
         self._tokens: list[str] = []
-        position = 0
-        while text[position:].strip(" \t\n\r\f\v"):
+        position, end = 0, len(text.rstrip(_SPACES))
+        while position < end:
             match = _TOKEN.match(text, position)
             if match is None:
-                unread = text[position:].lstrip(" \t\n\r\f\v")
+                unread = text[position:].lstrip(_SPACES)
                 raise self._error(text, f"unexpected {unread[0]!r}")
-            self._tokens.append(match[0].strip())
+            self._tokens.append(match[match.lastindex or 0])
             position = match.end()
         self._at = 0
         self._depth = 0

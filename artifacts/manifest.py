@@ -167,14 +167,15 @@ class Manifest:
     ) -> dict[tuple[str, str], list[Variant]]:
         """Check each binary and their order; returns the variants by kernel and architecture."""
         variants: dict[tuple[str, str], list[Variant]] = {}
-        archs = frozenset(self.selection.archs)
+        numbers = {name: Arch.parse(name).number for name in self.selection.archs}
         for index, binary in enumerate(self.binaries):
-            if binary.kernel not in declared:
+            declaration, number = declared.get(binary.kernel), numbers.get(binary.arch)
+            if declaration is None:
                 problem = f"kernel {binary.kernel!r} not declared"
-            elif binary.arch not in archs:
+            elif number is None:
                 problem = f"arch {binary.arch} not in selection"
             else:
-                problem = _binary_problem(declared[binary.kernel], binary)
+                problem = _binary_problem(declaration, binary, number)
             if problem is not None:
                 raise _contradiction(f"binaries[{index}]: {problem}")
             variants.setdefault((binary.kernel, binary.arch), []).append(binary.variant)
@@ -338,10 +339,10 @@ def _is_plain(text: bytes, items: list[dict[str, Any]]) -> bool:
     return text.count(b'":') == keys
 
 
-def _binary_problem(declaration: Declaration, binary: Binary) -> str | None:
+def _binary_problem(declaration: Declaration, binary: Binary, sm: int) -> str | None:
     declaration.check_variant(binary.variant)
     block, shared_bytes, least_sm = declaration.built_shape(binary.variant)
-    if Arch.parse(binary.arch).number < least_sm:
+    if sm < least_sm:
         return "arch is below the variant's min_sm"
     if binary.block != block:
         return "block is not as declared"

@@ -17,9 +17,8 @@ from .errors import ArtifactsNotFound, ManifestError, SonataError
 from .manifest import OBJECTS, SCHEMA, Manifest, Sha256, binary_order, sealed
 from .rules import Rule
 from .schema import Range, decode, encode, parse_json
-from .store import publish_index, read_index, read_object
+from .store import SHARD_FILE, publish_index, read_index, read_object
 
-SHARD_FILE = "shard.json"
 MAX_SHARDS = 10_000
 T = TypeVar("T")
 _REMEDY = "build this shard again with the same sonata-aot as the others"

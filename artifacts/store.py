@@ -28,6 +28,8 @@ from .trust import require_own, require_trusted
 
 # Unlikely names: what is in them is removed.
 _STAGING = ".sonata-aot-staging"
+# The index of a shard, which `shard` reads.
+SHARD_FILE = "shard.json"
 _OBJECT_NAME = re.compile(r"[0-9a-f]{64}\.(cubin|ptx)")
 
 
@@ -120,6 +122,11 @@ def open_artifacts(directory: Path) -> ArtifactSet:
     """
     data = read_index(directory, FILE_NAME)
     if data is None:
+        if (directory / SHARD_FILE).is_file():
+            raise ArtifactsNotFound(
+                f"{directory} holds one shard of a build, which is no artifact set",
+                remedy="make a set of all its shards: `sonata-aot merge SHARD... --out DIRECTORY`",
+            )
         raise ArtifactsNotFound(
             f"no artifacts in {directory}",
             remedy="build them with `sonata-aot build --arch ARCH`, or name another directory",

@@ -64,9 +64,9 @@ def verify(directory: Path) -> list[Outcome]:
     """Every outcome for a directory, the manifest's first.
 
     Checked: the manifest's schema, digest and consistency; size and SHA-256 of each file; of each
-    cubin the architecture, entry, parameter table, block shape, registers, stack and shared memory
-    against the manifest, undefined symbols, and that the shared memory fits the architecture; of
-    each PTX its target, ISA version and entry; least driver versions; files that nothing names.
+    cubin the architecture, entry, parameter table, block shape, registers, stack, spills and shared
+    memory against the manifest, undefined symbols, and that the shared memory fits; of each PTX its
+    target, ISA version and entry; least driver versions; files that nothing names.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # no lock where there is no directory, or no support
@@ -108,6 +108,8 @@ def check_cubin(binary: Binary, declaration: Declaration, data: bytes) -> list[s
         found = ", ".join(kernel.entry for kernel in cubin.kernels) or "none"
         return [*problems, f"no entry {binary.entry!r} (entries: {found})"]
     problems += _differences(binary, declaration, code)
+    if cubin.spills != binary.spills:
+        problems.append(f"spills is {cubin.spills}, not {binary.spills}")
     least = cubin_min_cuda(arch, compiler_cuda_major(cubin))
     problems += _version_problem(binary.cubin.min_cuda, least)
     static = max(binary.static_shared_bytes, arch.system_shared_bytes)

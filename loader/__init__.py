@@ -15,7 +15,7 @@ from .patch import patch
 
 if sys.modules.get("torch") is not None:
     # What needs torch is imported with this package, and not by the first `load`.
-    for _room in (".fallback", ".operators", ".patching", ".ssd", ".ssd_stages"):
+    for _room in (".fallback", ".launcher", ".operators", ".patching", ".ssd", ".ssd_stages"):
         importlib.import_module(_room, __name__)
 
 __all__ = ["Kernels", "SonataError", "__version__", "linear", "load", "patch", "set_default"]

@@ -1,7 +1,7 @@
 """A build whose compiler hands out what was compiled before, for tests that need many builds.
 
-Everything else is real, but for the disassembler: the command, its processes, locks, checks of the
-machine code, the cache and the published directory.
+Everything else is real: the command, its processes, locks, checks of the machine code, the cache
+and the published directory.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ for line in sys.stdin:
 """
 RUN = """
 import signal
-from sonata_aot.aot import build, pool
+from sonata_aot.aot import pool
 
 pool._WORKER = "canned_worker"
-build.disassemble = lambda path: ()  # a third of a second for each kernel, for its spills alone
 # Ctrl-C is ignored in a process whose ancestor a shell put into the background.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -243,6 +243,36 @@ class TestDoctor:
         assert origins() == ["the installed wheel", "the user cache"]
         assert origins(SONATA_AOT_DIR=built) == ["SONATA_AOT_DIR"]
 
+    def test_nothing_where_nobody_put_anything_is_not_wrong(
+        self, invoke: Invoke, built: Path, tmp_path: Path
+    ) -> None:
+        """A checkout has nothing in the place of a wheel's artifacts."""
+        cache = tmp_path / "cache"
+        nothing = invoke("doctor", SONATA_AOT_CACHE_DIR=cache)
+        assert f"artifacts   none in the user cache ({cache}/artifacts)" in nothing.stdout
+        assert nothing.stdout.endswith(
+            "\n            build them with `sonata-aot build --arch ARCH`\n"
+        )
+        cache.mkdir(mode=0o700)
+        shutil.copytree(built, cache / "artifacts")
+        shown = invoke("doctor", SONATA_AOT_CACHE_DIR=cache)
+        assert "artifacts   none in the installed wheel (" in shown.stdout
+        assert f"artifacts   {cache}/artifacts (the user cache)\n" in shown.stdout
+        assert "unusable" not in nothing.stdout + shown.stdout
+        assert "build them" not in shown.stdout
+        places = json.loads(invoke("doctor", "--json", SONATA_AOT_CACHE_DIR=cache).stdout)["places"]
+        assert [(item["absent"], item["usable"]) for item in places] == [
+            (True, False),
+            (False, True),
+        ]
+
+    def test_nothing_where_something_was_named_is_wrong(
+        self, invoke: Invoke, tmp_path: Path
+    ) -> None:
+        for named in (("doctor", tmp_path), ("doctor",)):
+            text = invoke(*named, SONATA_AOT_DIR=tmp_path).stdout
+            assert f"            unusable: no artifacts in {tmp_path}; build them" in text
+
     @pytest.mark.parametrize("damage", MANIFEST_DAMAGE)
     def test_reports_a_bad_directory_and_exits_0(
         self, invoke: Invoke, copied: Path, damage: Callable[[Path], None]

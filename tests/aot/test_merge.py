@@ -99,8 +99,19 @@ def test_json(invoke: Invoke, parts: list[Path], tmp_path: Path) -> None:
 
 
 def test_no_loader_takes_a_shard_for_a_set(parts: list[Path]) -> None:
-    with pytest.raises(ArtifactsNotFound):
+    with pytest.raises(ArtifactsNotFound, match="holds one shard of a build") as caught:
         open_artifacts(parts[0])
+    assert "sonata-aot merge" in caught.value.remedy
+
+
+@pytest.mark.parametrize("command", ["verify", "list", "inspect", "doctor"])
+def test_whoever_takes_a_shard_for_a_set_is_told(
+    invoke: Invoke, parts: list[Path], command: str
+) -> None:
+    result = invoke(command, parts[0])
+    assert result.exit_code == (0 if command == "doctor" else 1)
+    assert f"{parts[0]} holds one shard of a build, which is no artifact set" in result.output
+    assert "sonata-aot merge SHARD... --out DIRECTORY" in result.output
 
 
 def test_a_set_and_a_shard_do_not_replace_each_other(

@@ -13,6 +13,7 @@ import pytest
 
 from sonata_aot.aot.build import _task
 from sonata_aot.aot.plan import Job, choose_kernels, jobs, known_kernels, left_out
+from sonata_aot.aot.sass import disassembly, parse, spills
 from sonata_aot.artifacts import Arch, Binary, Declaration, Parameter, open_artifacts
 from sonata_aot.artifacts.errors import BuildError, SonataError, UsageError
 from sonata_aot.artifacts.verify import check_ptx
@@ -133,6 +134,16 @@ SHARED = Declaration(
 )
 
 
+LOCAL = """
+@cute.kernel
+def local(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
+    values = cute.make_rmem_tensor((64,), Float32)
+    for i in cutlass.range(64, unroll=1):
+        values[i] = Float32(i * n)
+    out.store(values[n])
+"""
+
+
 class TestWhatIsLeftOut:
     archs = tuple(Arch.parse(n) for n in ("sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm120"))
 
@@ -176,6 +187,18 @@ class TestWhatIsLeftOut:
         ] == [("good", {"m": 2}, arch.name) for arch in self.archs if arch.name not in large]
         only = toys.build("--dry-run", *every).stdout
         assert [line for line in only.splitlines() if line.startswith("left out of ")] == left
+
+    def test_spills_are_counted_on_every_architecture(self, toys: Toys) -> None:
+        """As the disassembler shows them, which a build does without."""
+        toys.write('spec("local", budget=Budget(spills=99, stack_bytes=4096))', LOCAL)
+        names = [*(arch.name for arch in self.archs), "sm90a", "sm100f"]
+        result = toys.build(*[f"--arch={name}" for name in names])
+        assert result.returncode == 0, result.stderr
+        artifacts = open_artifacts(toys.cache / "artifacts")
+        assert sorted(binary.arch for binary in artifacts.manifest.binaries) == sorted(names)
+        for binary in artifacts.manifest.binaries:
+            shown = spills(parse(disassembly(artifacts.path(binary.cubin))))
+            assert binary.spills == shown > 0, binary.arch
 
     def test_variants_that_no_call_could_tell_apart(self, package: Package) -> None:
         text = SPEC.replace('("m",),\n            selectors', '("m", "k"),\n            selectors')

@@ -237,7 +237,7 @@ class TestWithBuilds:
         seen: list[int] = []
 
         def progress(done: int, total: int, what: str) -> None:
-            if done == 1:
+            if not seen:
                 seen.append(prune(cache, 0).left)
 
         result = build(specs, archs, out=tmp_path / "out", progress=progress)

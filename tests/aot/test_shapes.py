@@ -149,7 +149,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], tuple[int, ...], dict[str, tuple[int, i
             "attn.in_proj": (3072, 2048),
             "mlp.fc1": (16384, 2048),
             "mlp.fc2": (2048, 8192),
-            "head": (1025, 2048),
+            "head": (1032, 2048),
         },
     ),
 }

@@ -31,6 +31,20 @@ _TREE = {
 }
 
 
+# An import in every kind of block that has statements.
+NESTED = (
+    "def f():\n    if a:\n        pass\n    else:\n        import single",
+    "async def f():\n    async with a:\n        import single",
+    "class A:\n    for a in b:\n        pass\n    else:\n        import single",
+    "while a:\n    import single",
+    "try:\n    pass\nexcept A:\n    import single",
+    "try:\n    pass\nexcept* A:\n    import single",
+    "try:\n    pass\nexcept A:\n    pass\nelse:\n    import single",
+    "try:\n    pass\nfinally:\n    import single",
+    "match a:\n    case 1:\n        import single",
+)
+
+
 @pytest.mark.parametrize(
     ("statement", "found"),
     [
@@ -59,6 +73,7 @@ _TREE = {
         ("def f():\n    from . import leaf", {"outer.inner.leaf"}),
         ("try:\n    import single\nexcept ImportError:\n    pass", {"single"}),
         ("try:\n    import absent_module\nexcept ImportError:\n    pass", set()),
+        *((text, {"single"}) for text in NESTED),
         ("from absent_module.part import x", set()),
         ("from .absent import x", set()),
         ("import os, json.decoder, sys\nfrom collections import abc", set()),

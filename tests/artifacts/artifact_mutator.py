@@ -121,7 +121,16 @@ def _move_lines(rng: random.Random, made: Made) -> Mutant:
 
 
 # Facts about the files, which a manifest with a fitting digest cannot change unseen.
-_FACTS = ("registers", "stack_bytes", "static_shared_bytes", "size", "min_cuda", "isa", "sha256")
+_FACTS = (
+    "registers",
+    "stack_bytes",
+    "spills",
+    "static_shared_bytes",
+    "size",
+    "min_cuda",
+    "isa",
+    "sha256",
+)
 
 
 def _seal_another(rng: random.Random, made: Made) -> Mutant:

@@ -53,6 +53,24 @@ def test_resources_are_those_that_cuobjdump_prints(both: Made, tmp_path: Path, i
 
 
 @pytest.mark.parametrize("index", FOUR)
+def test_spills_are_those_that_cuobjdump_prints(both: Made, tmp_path: Path, index: int) -> None:
+    file = tmp_path / "k.cubin"
+    file.write_bytes(both.cubin(index))
+    printed = run_tool("cuobjdump", "--dump-sass", str(file))
+    found = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?(LDL|STL)\b", printed, re.M)
+    assert set(found) == {"LDL", "STL"}
+    assert read_cubin(both.cubin(index)).spills == len(found)
+
+
+def test_half_an_instruction_is_refused(made: Made) -> None:
+    elf = Elf(made.cubin(0))
+    (name,) = (name for name in elf.sections if name.startswith(".text."))
+    size = elf.span(name)[1]
+    assert reads_or_refuses(elf.edited("<Q", elf.header_offset(name) + 32, size - 16))
+    assert not reads_or_refuses(elf.edited("<Q", elf.header_offset(name) + 32, size - 8))
+
+
+@pytest.mark.parametrize("index", FOUR)
 def test_interface_is_that_which_cuobjdump_prints(both: Made, tmp_path: Path, index: int) -> None:
     file = tmp_path / "k.cubin"
     file.write_bytes(both.cubin(index))

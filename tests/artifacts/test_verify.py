@@ -259,7 +259,7 @@ def test_a_wrong_least_driver(
     ("abi", "sm", "major"), [(7, 86, 12), (7, 90, 12), (8, 86, 13), (8, 90, 13), (8, 100, 12)]
 )
 def test_the_assemblers_major_version(abi: int, sm: int, major: int) -> None:
-    assert compiler_cuda_major(Cubin(sm, False, abi, (), ())) == major
+    assert compiler_cuda_major(Cubin(sm, False, abi, (), 0, ())) == major
 
 
 def test_shared_memory_that_does_not_fit_the_arch(made: Made) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,6 +63,45 @@ def test_a_full_run_of_these_sources_counts(soak: ModuleType, result: dict[str, 
 def test_too_small_a_run_does_not(soak: ModuleType, result: dict[str, Any], name: str) -> None:
     for done in (result["done"] | {name: soak.BARS[name] - 1}, {}):
         assert any(name in problem for problem in soak.problems({**result, "done": done}))
+
+
+# What the command line imports to have its commands and options, or for a plan of another kind.
+NOT_EXERCISED = {
+    *("cli", "completion_cli", "diff_cli", "measure_cli", "merge_cli", "new_cli", "options"),
+    *("plan_cli", "shapes_cli", "report", "result_files", "needed", "shapes", "wheel_cli"),
+    *("inspect", "instructions", "machine", "sass", "tiles"),  # floors of a budget, for `inspect`
+}
+
+
+def test_the_sources_are_those_that_a_build_and_a_prune_run_through(
+    soak: ModuleType, warm_cache: Path, tmp_path: Path
+) -> None:
+    """So that a change of another command leaves the result fresh, and none of these does."""
+    script = """
+import sys
+from sonata_aot.aot.cli import main
+
+main(sys.argv[1:], standalone_mode=False)
+print("modules", *sys.modules)
+"""
+    found: set[str] = set()
+    for command in (("build", "--arch=sm86", "--out", str(tmp_path / "out")), ("cache", "prune")):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *command],
+            env={**os.environ, "SONATA_AOT_CACHE_DIR": str(warm_cache)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.update(done.stdout.rpartition("modules ")[2].split())
+    names = {path.relative_to(soak.ROOT).as_posix() for path in soak.sources()}
+    run = {name.removeprefix("sonata_aot.") for name in found if name.count(".") > 1}
+    room = {name.removeprefix("aot.") for name in run if name.startswith("aot.")}
+    assert room - NOT_EXERCISED == set(soak.BUILD)
+    for name in run:
+        if name.startswith("artifacts.") and name.partition(".")[2] not in soak.NOT_FORMAT:
+            assert f"{name.replace('.', '/')}.py" in names
+    assert not names & {"aot/shapes.py", "aot/doctor.py", "aot/cli.py", "artifacts/choose.py"}
 
 
 def test_other_sources_do_not(
