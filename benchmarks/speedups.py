@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from sonata_aot.aot.measure.render import LARGE_BYTES, parts, ratio
 from sonata_aot.aot.measure.ssd_render import rows
@@ -141,7 +141,7 @@ def _text(x: float, y: float, text: str, font: str, anchor: str = "start") -> li
     ]
 
 
-def _legend(colours: dict[str, str]) -> Iterator[str]:
+def _legend(colours: Mapping[str, str]) -> Iterator[str]:
     x = _LEFT
     for via, colour in colours.items():
         arch, _, form = via.partition("-")
@@ -166,7 +166,7 @@ def _grid(top: int, bottom: int, most: int) -> Iterator[str]:
         yield from _text(x, bottom + 13, f"{value}x", "11px", "middle")
 
 
-def _bars(panel: Panel, top: int, most: int, colours: dict[str, str]) -> Iterator[str]:
+def _bars(panel: Panel, top: int, most: int, colours: Mapping[str, str]) -> Iterator[str]:
     for label, ratios in panel.bars.items():
         yield from _text(_LEFT - 8, top + _BAR * len(colours) / 2 + 4, label, "12px", "end")
         for index, (via, colour) in enumerate(colours.items()):
