@@ -122,7 +122,7 @@ def picture(folder: Path) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
             f'width="{_WIDTH}" height="{height}" role="img" font-family="sans-serif">',
-            f"<title>{escape(f'Speed-ups on one {gpu}')}</title>",
+            f"<title>{escape(f'Speed-ups on one {gpu}', quote=False)}</title>",
             # A ground of its own, for readers with a dark page.
             f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
             *lines,
@@ -137,7 +137,7 @@ def _text(x: float, y: float, text: str, font: str, anchor: str = "start") -> li
     bold = ' font-weight="bold"' if weight else ""
     return [
         f'<text x="{x:g}" y="{y:g}" font-size="{size}"{bold} text-anchor="{anchor}" '
-        f'fill="#1b1b1b">{escape(text)}</text>'
+        f'fill="#1b1b1b">{escape(text, quote=False)}</text>'
     ]
 
 
