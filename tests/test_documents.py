@@ -26,8 +26,8 @@ SOURCES = [
 ]
 
 
-# Written about before it is there; without this line once it is.
-PENDING = {"wheel"} - set(main.commands)
+# Written about before they are there: a command, its target of make, its variable and its page.
+PENDING = {"wheel", "wheels", "SOURCE_DATE_EPOCH", "wheels.md"} - set(main.commands)
 
 
 def resolve(words: tuple[str, ...]) -> tuple[click.Command, list[str]]:
@@ -86,7 +86,8 @@ def test_other_commands_name_what_there_is(command: Command) -> None:
     if program == "make":
         phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
         assert phony is not None
-        assert set(arguments) <= set(phony[1].split())
+        targets = {argument for argument in arguments if "=" not in argument}
+        assert targets - PENDING <= set(phony[1].split())
     elif Path(program).name == "pip" and "README" in command.origin and "--editable" in arguments:
         assert arguments[-1] == ".[test]"  # of a project that `sonata-aot new` has made
     elif Path(program).name == "pip":
@@ -103,7 +104,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in links(page):
         place, _, anchor = target.partition("#")
         there = (page.parent / place).resolve() if place else page
-        assert there.exists(), target
+        assert there.exists() or there.name in PENDING, target
         if anchor:
             assert anchor in anchors(there), target
 
@@ -167,7 +168,8 @@ def test_the_reasons_in_brackets_exist_too(all_texts: set[str]) -> None:
 
 def test_the_readme_has_every_environment_variable() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "README.md").read_text(), re.M)
-    assert sorted(rows) == sorted(variable.name for variable in environment.ALL)
+    assert set(rows) - PENDING == {variable.name for variable in environment.ALL} - PENDING
+    assert len(rows) == len(set(rows))
 
 
 def test_compatibility_names_what_the_project_asks_for() -> None:
