@@ -57,6 +57,7 @@ gpu: $(STAMP)
 	$(BIN)/sonata-aot build --all --arch sm86 --arch sm90 --out $(MEASURED)/all
 	$(BIN)/sonata-aot build --arch sm86 --arch sm90 --out $(MEASURED)/default
 	SONATA_AOT_DIR=$(MEASURED)/all $(BIN)/pytest -m gpu
+	SONATA_AOT_DIR=$(MEASURED)/default $(BIN)/python -m examples.first_run
 	SONATA_AOT_DIR=$(MEASURED)/default $(BIN)/python -m examples.decode_gemv
 	$(call bench,gemv,)
 	$(call bench,gemv_rows,--m 3 --m 4 --m 5 --m 6 --m 7 --m 8)

@@ -207,7 +207,7 @@ def build(
 def list_(directory: Path, as_json: bool) -> None:
     """Show what an artifact directory holds.
 
-    DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    DIRECTORY defaults to SONATA_AOT_DIR, an installed wheel's artifacts, or the user's cache.
     """
     from ..artifacts.store import open_artifacts
     from . import report
@@ -247,7 +247,8 @@ def verify(
 ) -> None:
     """Check every byte of an artifact directory; exit 1 if anything is wrong.
 
-    Needs no GPU and no compiler. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    Needs no GPU and no compiler. DIRECTORY defaults to SONATA_AOT_DIR, an installed wheel's
+    artifacts, or the user's cache.
     """
     from ..artifacts.verify import Failed, Passed, Unexpected
     from ..artifacts.verify import verify as run
@@ -312,7 +313,8 @@ def inspect(
     """Show what decides a kernel's speed, read off its machine code.
 
     Occupancy, loads and how much they have in flight, the instruction mix, and which resource of a
-    stated GPU bounds it. Needs no GPU. DIRECTORY defaults to SONATA_AOT_DIR, or the user's cache.
+    stated GPU bounds it. Needs no GPU. DIRECTORY defaults to SONATA_AOT_DIR, an installed wheel's
+    artifacts, or the user's cache.
     """
     from ..artifacts.store import open_artifacts
     from . import inspect_report, report

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..artifacts.places import default_artifacts
+from ..artifacts.places import artifacts_to_read
 from ..artifacts.trust import untrusted_allowed
 from .progress import Progress
 
@@ -108,12 +108,12 @@ def show_size(count: int) -> str:
 
 
 def directory_argument(command: Command) -> Command:
-    """The artifact directory to read, by default the one that a build publishes into."""
+    """The artifact directory to read, by default the one that a loader would look at first."""
 
     @click.argument("directory", type=DIRECTORY, required=False)
     @functools.wraps(command)
     def with_default(directory: Path | None, **rest: Any) -> Any:
-        return command(directory=directory or default_artifacts(), **rest)
+        return command(directory=directory or artifacts_to_read(), **rest)
 
     return with_default
 

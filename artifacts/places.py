@@ -25,6 +25,18 @@ class Place:
     named: bool
 
 
+def artifacts_to_read() -> Path:
+    """What a command reads that was not told: SONATA_AOT_DIR, or what an installed wheel has.
+
+    As a loader, so that a server's `verify` checks what it loads; without either, where builds
+    publish.
+    """
+    for place in search(None):
+        if place.named or place.path.is_dir():
+            return place.path
+    return default_artifacts()
+
+
 def cache_root() -> Path:
     """SONATA_AOT_CACHE_DIR, or the platform's cache directory of this user.
 

@@ -9,8 +9,6 @@ torch.compile in both. The floor is the projections' weight bytes over the measu
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +18,9 @@ from sonata_aot import loader
 from sonata_aot.aot.measure import gpu, timing
 from sonata_aot.aot.measure.gemv import LARGE, large_read, reader
 from sonata_aot.artifacts.errors import SonataError
-from sonata_aot.artifacts.places import default_artifacts
 
 from . import results
+from .options import parse
 
 BATCH, LENGTH = 2, 512
 CASE = f"layers={MAMBA_LAYERS}xMamba2+{ATTENTION_LAYERS}xattention batch={BATCH} dtype=bf16"
@@ -86,13 +84,9 @@ def measure(loaded: gpu.Loaded, machine: gpu.Machine, stack: HybridStack) -> dic
 
 def main() -> None:
     """Measure each architecture named; exit 1 if a figure is above what memory can deliver."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.decode_step")
-    parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
-    parser.add_argument("--arch", action="append", dest="archs")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse("decode_step", __doc__, ("sm90", "sm86"))
     machine = gpu.machine()
-    loaded = gpu.load(options.artifacts, options.archs or ["sm90", "sm86"], ("gemv", "read"))
+    loaded = gpu.load(options.artifacts, options.archs, ("gemv", "read"))
     stack = make(BATCH, LENGTH)
     records = [measure(each, machine, stack) for each in loaded]
     for record in records:

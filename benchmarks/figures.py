@@ -1,7 +1,7 @@
 """Writes tables of README.md and docs/ from the results files: no figure is typed by hand.
 
-`python -m benchmarks.figures` rewrites the part between the markers; `--check` fails if that would
-change anything.
+`python -m benchmarks.figures` rewrites the parts between the markers and the picture of each GPU,
+`docs/speedups-<gpu>.svg`; `--check` fails if that would change anything.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import contextlib
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sonata_aot.aot.measure.render import LARGE_BYTES, parts, ratio
 
-from . import ssd_figures
+from . import host_figures, speedups, ssd_figures
 from .results import RESULTS, ROOT
 
 # From here on a GEMV can be held against reading alone.
@@ -82,24 +82,6 @@ def chain_table(results: dict[str, Any]) -> list[str]:
             f"| {record['via']} | {record['ours_us']:.1f} us | {record['over_ceiling']:.3f}x "
             f"| {record['in_order_us']:.1f} us | {record['plain_us']:.1f} us "
             f"| {record['opponent_us']:.1f} us |"
-        )
-    return lines
-
-
-def first_call_table(results: dict[str, Any]) -> list[str]:
-    """Milliseconds from nothing loaded to the first result."""
-    lines = [
-        f"`load()`, the first GEMV and the first scan on one {results['machine']['gpu']}:",
-        "",
-        "| code | driver's cache | import | load | first GEMV | first scan | load and both |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for record in results["records"]:
-        cache = parts(record).get("cache", "not needed")
-        lines.append(
-            f"| {record['via']} | {cache} | {record['import_ms']:.1f} ms "
-            f"| {record['load_ms']:.1f} ms | {record['first_gemv_ms']:.1f} ms "
-            f"| {record['first_scan_ms']:.1f} ms | {record['ours_us'] / 1e3:.1f} ms |"
         )
     return lines
 
@@ -185,13 +167,23 @@ def _scan(bench: str, what: str, *tables: Callable[[dict[str, Any]], list[str]])
 
 _DOCUMENTS: dict[str, list[Table]] = {
     "README.md": [
+        speedups.summary_table,
+        _of("first_call", host_figures.first_call_table),
+        _of("launch", host_figures.launch_table),
+    ],
+    "docs/gemv.md": [
         _of("gemv", gemv_table),
         _of("gemv_chain", chain_table),
-        _of("first_call", first_call_table),
-        _scan("ssd", "SSD scan", ssd_figures.scan_table),
+        _of("gemv", share_of_read_table),
+        cases_table,
     ],
-    "docs/gemv.md": [_of("gemv", share_of_read_table), cases_table],
+    "docs/launch.md": [
+        _of("launch", host_figures.launch_table),
+        _of("first_call", host_figures.first_call_table),
+    ],
+    "docs/patching.md": [_of("decode_step", host_figures.decode_table)],
     "docs/ssd.md": [
+        _scan("ssd", "SSD scan", ssd_figures.scan_table),
         _scan("ssd", "Errors and extras", ssd_figures.error_table, ssd_figures.extras_table),
         _scan("ssd_first_call", "First scan", ssd_figures.first_scan_table),
     ],
@@ -209,21 +201,28 @@ def render(tables: list[Table]) -> str:
     return "\n".join([*lines, ""])
 
 
+def documents() -> Iterator[tuple[str, str]]:
+    """Every file with figures, and what it should hold."""
+    for name, tables in _DOCUMENTS.items():
+        before, _, rest = (ROOT / name).read_text(encoding="utf-8").partition(_BEGIN)
+        _, _, after = rest.partition(_END)
+        yield name, f"{before}{_BEGIN}\n{render(tables)}\n{_END}{after}"
+    for folder in sorted(RESULTS.glob("*/")):
+        with contextlib.suppress(FileNotFoundError):
+            yield f"docs/speedups-{folder.name}.svg", speedups.picture(folder)
+
+
 def main() -> None:
     """Rewrite the documents, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.figures")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    for name, tables in _DOCUMENTS.items():
+    for name, wanted in documents():
         path = ROOT / name
-        text = path.read_text(encoding="utf-8")
-        before, _, rest = text.partition(_BEGIN)
-        _, _, after = rest.partition(_END)
-        wanted = f"{before}{_BEGIN}\n{render(tables)}\n{_END}{after}"
-        if options.check and wanted != text:
-            sys.exit(f"{name} has other figures than the results: run python -m benchmarks.figures")
         if not options.check:
             path.write_text(wanted, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != wanted:
+            sys.exit(f"{name} has other figures than the results: run python -m benchmarks.figures")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ imported.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,9 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sonata_aot.artifacts.places import default_artifacts
-
 from . import results
+from .options import parse
 
 # Modules that would mean a compiler in the process.
 FORBIDDEN = ("cutlass", "triton", "tvm_ffi", "torch._dynamo")
@@ -116,16 +114,8 @@ def measure(artifacts: Path, arch: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure each architecture named; exit 1 if a compiler was imported."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.first_call")
-    parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
-    parser.add_argument("--arch", action="append", dest="archs")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    found = [
-        record
-        for arch in options.archs or ("sm90", "sm86")
-        for record in measure(options.artifacts, arch)
-    ]
+    options = parse("first_call", __doc__, ("sm90", "sm86"))
+    found = [record for arch in options.archs for record in measure(options.artifacts, arch)]
     for record in found:
         print(
             f"{record['via']:11} {record['case']:24} import {record['import_ms']:7.2f} ms  load "

@@ -11,9 +11,7 @@ give equal bits.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +19,9 @@ import torch
 from sonata_aot.aot.measure import gpu, timing
 from sonata_aot.aot.measure.gemv import LARGE, large_read, reader
 from sonata_aot.artifacts.errors import SonataError
-from sonata_aot.artifacts.places import default_artifacts
 
 from . import results
+from .options import parse
 
 LAYERS, BATCH, MODEL, INNER, PROJECTED = 34, 2, 2048, 4096, 8512
 CASE = (
@@ -132,13 +130,9 @@ def measure(loaded: gpu.Loaded, machine: gpu.Machine) -> dict[str, Any]:
 
 def main() -> None:
     """Measure each architecture named."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.gemv_chain")
-    parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
-    parser.add_argument("--arch", action="append", dest="archs")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse("gemv_chain", __doc__, ("sm90", "sm86"))
     machine = gpu.machine()
-    loaded = gpu.load(options.artifacts, options.archs or ["sm90", "sm86"], ("gemv", "read"))
+    loaded = gpu.load(options.artifacts, options.archs, ("gemv", "read"))
     records = [measure(each, machine) for each in loaded]
     for record in records:
         print(

@@ -10,7 +10,6 @@ medians count. The C loop is compiled here, by `cc` or what CC names.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import statistics
@@ -26,12 +25,12 @@ import torch
 from sonata_aot.aot.measure import gpu
 from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.errors import SonataError
-from sonata_aot.artifacts.places import default_artifacts
 from sonata_aot.loader import runtime
 from sonata_aot.loader.gemv import Gemv
 from sonata_aot.loader.gemv_plan import Plan
 
 from . import first_call, results
+from .options import parse
 
 M, N, K = 2, 2048, 2048
 LAUNCHES, ROUNDS = 200, 25
@@ -242,15 +241,11 @@ def measure(loaded: gpu.Loaded, artifacts: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure each architecture named, and how long it takes to be ready."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.launch")
-    parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
-    parser.add_argument("--arch", action="append", dest="archs")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse("launch", __doc__, ("sm90",))
     try:
         gpu.machine()
         with torch.no_grad():
-            loaded = gpu.load(options.artifacts, options.archs or ["sm90"], ("gemv",))
+            loaded = gpu.load(options.artifacts, options.archs, ("gemv",))
             records = [one for each in loaded for one in measure(each, options.artifacts)]
     except SonataError as error:
         raise SystemExit(f"launch: {error}") from None

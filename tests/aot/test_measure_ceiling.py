@@ -85,6 +85,24 @@ def test_a_lucky_first_reading_does_not_win() -> None:
     assert all(read.us > 1.0 for read in it.seen)
 
 
+def test_two_lucky_readings_do_not_hide_the_fastest() -> None:
+    """It comes third among the first readings, and wins when they meet again."""
+    lucky = {("read", 8, 8, 0, SIZE // 16, blocks, False) for blocks in (10, 20)}
+    fastest = ("read", 16, 8, 0, SIZE // 16, 10, False)
+    seen: set[Launched] = set()
+
+    def cost(launched: Launched) -> float:
+        first = launched not in seen
+        seen.add(launched)
+        if launched in lucky:
+            return 1.0 if first else 6.0
+        return 5.0 if launched == fastest else 9.0
+
+    best = reader(Gpu(cost)).best([0], SIZE, programmatic=False, effort=EFFORT)
+    assert lucky < seen
+    assert (best.way.warps, best.way.unroll, best.way.blocks, best.us) == (16, 8, 10, 5.0)
+
+
 def test_a_read_that_no_memory_can_deliver_is_a_bug() -> None:
     with pytest.raises(SonataError, match=r"bench bug.*above the memory's 1000 GB/s"):
         reader(Gpu(lambda launched: 1.0), peak=1000.0).best([0], SIZE, False, EFFORT)
