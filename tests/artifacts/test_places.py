@@ -44,14 +44,14 @@ def test_the_artifact_variable_beats_the_cache_variable(monkeypatch: pytest.Monk
 
 
 def test_nothing_is_created_by_asking(home: Path) -> None:
-    search(None)
+    assert len([*search(None)]) == 2
     default_artifacts()
     assert list(home.iterdir()) == []
 
 
 def test_search_order_is_the_wheel_and_then_the_cache(home: Path) -> None:
     bundled = Path(sonata_aot.artifacts.__file__).resolve().parent / "bundled"
-    assert search(None) == (
+    assert tuple(search(None)) == (
         Place(bundled, "the installed wheel", named=False),
         Place(home / ".cache" / "sonata-aot" / "artifacts", "the user cache", named=False),
     )
@@ -59,5 +59,5 @@ def test_search_order_is_the_wheel_and_then_the_cache(home: Path) -> None:
 
 def test_a_place_that_somebody_named_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SONATA_AOT_DIR", "/named")
-    assert search(None) == (Place(Path("/named"), "SONATA_AOT_DIR", named=True),)
-    assert search(Path("/given")) == (Place(Path("/given"), "the path given", named=True),)
+    assert tuple(search(None)) == (Place(Path("/named"), "SONATA_AOT_DIR", named=True),)
+    assert tuple(search(Path("/given"))) == (Place(Path("/given"), "the path given", named=True),)
