@@ -37,8 +37,8 @@ __all__ = [
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
     "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
 ]
-# There is no prepare_metadata_for_build_wheel: what it says would lack the artifacts' notice.
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ROOMS = ("aot", "artifacts", "kernels", "loader")
@@ -65,6 +65,20 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
         *extras["build"],
         *(audit if "--platform" in options else ()),
     ]
+
+
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: Settings = None
+) -> str:
+    """The metadata of the wheel, but for the lists of files and of materials."""
+    options, rest = _split(config_settings)
+    name = launcher.prepare_metadata_for_build_wheel(metadata_directory, rest)
+    if options:
+        metadata = Path(metadata_directory) / name / "METADATA"
+        head, gap, body = metadata.read_text(encoding="utf-8").partition("\n\n")
+        head += "\nLicense-File: NOTICE.artifacts"
+        metadata.write_text(head + gap + body, encoding="utf-8")
+    return name
 
 
 def build_wheel(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,38 @@ def test_a_place_that_somebody_named_is_the_only_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SONATA_AOT_DIR", "/named")
     assert tuple(search(None)) == (Place(Path("/named"), "SONATA_AOT_DIR", named=True),)
     assert tuple(search(Path("/given"))) == (Place(Path("/given"), "the path given", named=True),)
+
+
+@pytest.fixture
+def data_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two installed wheels of artifacts, and one whose package is gone."""
+    site = tmp_path / "site"
+    for name, package in (("b-set", "b_set"), ("a-set", "a_set"), ("c-set", None)):
+        info = site / f"{name.replace('-', '_')}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(
+            f"[sonata_aot.artifacts]\n{name} = {package or 'gone'}\n"
+        )
+        if package:
+            (site / package).mkdir()
+            (site / package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def test_wheels_of_artifacts_alone_come_after_the_tools_own(data_wheels: Path) -> None:
+    found = [(place.path, place.origin, place.named) for place in search(None)]
+    assert found[1:-1] == [
+        (data_wheels / "a_set" / "artifacts", "the installed a-set", False),
+        (data_wheels / "b_set" / "artifacts", "the installed b-set", False),
+    ]
+
+
+def test_they_are_not_looked_for_where_the_first_place_will_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", None)
+    assert next(iter(search(None))).origin == "the installed wheel"
+    with pytest.raises(TypeError):
+        list(search(None))
