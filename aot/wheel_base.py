@@ -62,7 +62,7 @@ def installed_wheel(distribution: importlib.metadata.Distribution) -> Wheel:
             metadata = folder
             if rest in _INSTALLERS:
                 continue
-        elif folder == ".." or not digest:  # scripts, made from entry points; byte code
+        elif folder in ("..", "") or name.endswith(".pyc"):  # scripts, made from entry points
             continue
         try:
             files[name] = (root / name).read_bytes()
@@ -71,7 +71,7 @@ def installed_wheel(distribution: importlib.metadata.Distribution) -> Wheel:
                 f"{root / name} cannot be read: {error.strerror}", remedy=_REINSTALL
             ) from None
         if record_digest(files[name]) != digest:
-            raise IntegrityError(f"{root / name} was changed", remedy=_REINSTALL)
+            raise IntegrityError(f"{root / name} is not as its RECORD says", remedy=_REINSTALL)
     return make_wheel(files, metadata, str(root))
 
 

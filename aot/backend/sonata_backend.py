@@ -23,9 +23,7 @@ from typing import Any
 from scikit_build_core import build as launcher
 from scikit_build_core.build import (
     build_editable,
-    build_sdist,
     get_requires_for_build_editable,
-    get_requires_for_build_sdist,
     prepare_metadata_for_build_editable,
 )
 
@@ -48,6 +46,16 @@ _OURS = ("arch", "kernel", "all", "select", "platform", "signing-key")
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 Settings = dict[str, Any] | None
+
+
+def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
+    """What scikit-build-core needs: a front end that makes both gives both the same settings."""
+    return launcher.get_requires_for_build_sdist(_split(config_settings)[1])
+
+
+def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
+    """The source distribution; `arch` changes nothing in it."""
+    return launcher.build_sdist(sdist_directory, _split(config_settings)[1])
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:

@@ -70,6 +70,12 @@ def test_the_compiler_of_kernels_is_required_only_for_an_arch(backend: Any) -> N
     assert [need for need in with_platform if need.startswith("auditwheel>=")]
 
 
+def test_an_sdist_may_be_given_the_settings_of_its_wheel(backend: Any, tmp_path: Path) -> None:
+    name = backend.build_sdist(str(tmp_path), {"arch": "sm86"})
+    assert (tmp_path / name).exists()
+    assert backend.get_requires_for_build_sdist({"arch": "sm86"}) == []
+
+
 def test_its_settings_are_options_of_the_command(backend: Any) -> None:
     from sonata_aot.aot.wheel_cli import wheel
 

@@ -67,7 +67,7 @@ def test_it_holds_what_it_must(wheel_311: Path) -> None:
         *(f"{wheel.dist_info}/sboms/{x}.cdx.json" for x in ("artifacts", "launcher")),
     ):
         assert name in wheel.files, name
-    odd = [name for name in wheel.files if re.search(r"native/|backend/|tests/|\.cpp|\.pyc", name)]
+    odd = [name for name in wheel.files if re.search(r"native/|backend/|\.cpp|\.pyc", name)]
     assert odd == []
     tops = {name.partition("/")[0] for name in wheel.files}
     assert tops == {"sonata_aot", wheel.dist_info}

@@ -151,7 +151,15 @@ class TestInstalled:
 
     def test_a_changed_file_is_refused(self, root: Path) -> None:
         (root / "b.py").write_text("changed\n")
-        with pytest.raises(IntegrityError, match=r"b\.py was changed"):
+        with pytest.raises(IntegrityError, match=r"b\.py is not as its RECORD says"):
+            installed_wheel(distribution("some-thing"))
+
+    def test_a_file_without_a_digest_is_refused(self, root: Path) -> None:
+        record = root / RECORD
+        lines = record.read_text().splitlines()
+        lines = ["b.py,," if line.startswith("b.py,") else line for line in lines]
+        record.write_text("\n".join(lines))
+        with pytest.raises(IntegrityError, match=r"b\.py is not as its RECORD says"):
             installed_wheel(distribution("some-thing"))
 
     def test_a_missing_file_is_refused(self, root: Path) -> None:
