@@ -6,6 +6,7 @@
 # make gpu     the tests and measurements that need an NVIDIA GPU and a CUDA build of torch
 # make evidence  fails if a recorded result, of a GPU or of `make soak`, is not of today's sources
 # make docs    what docs/cli.md says of the commands, made from them
+# make wheels  wheels and an sdist to publish, in dist; ARCHS, WHEEL_PYTHONS and MACHINE say for what
 # make lint, make format, make clean
 
 PYTHON ?= python3
@@ -25,7 +26,14 @@ bench = $(BIN)/sonata-aot bench gemv $(MEASURED)/all --arch sm90 --arch sm86 $(2
 scan = $(BIN)/sonata-aot bench ssd $(MEASURED)/$(2) --arch sm90 --arch sm86 $(3) --json $(MEASURED)/$(1).json && \
 	$(BIN)/python -m benchmarks.results $(MEASURED)/$(1).json $(RESULTS)/$(1).json
 
-.PHONY: build test soak docs inspect lint gpu evidence format clean
+# For what `make wheels` makes wheels: architectures, Pythons (3.11 has a wheel of its own, 3.12's is
+# for all from it on) and processor.
+ARCHS ?= sm86
+WHEEL_PYTHONS ?= python3.11 python3.12
+MACHINE ?= x86_64
+RELEASE := build/release-$(MACHINE)
+
+.PHONY: build test soak docs inspect lint gpu evidence wheels format clean
 
 build: $(STAMP)
 	$(BIN)/sonata-aot build --arch sm86
@@ -79,6 +87,23 @@ evidence: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m sonata_aot.aot.reference docs/cli.md
+
+# ziglang's compiler has the headers of every glibc: the launcher needs no newer one than it is told.
+wheels: $(STAMP)
+	$(BIN)/python -m pip install --quiet $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"])')
+	rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	for kind in cc c++; do \
+		printf '#!/bin/sh\nexec "%s" -m ziglang %s -target %s-linux-gnu.2.28 "$$@"\n' \
+			"$(CURDIR)/$(BIN)/python" $$kind $(MACHINE) > $(RELEASE)/$$kind && chmod +x $(RELEASE)/$$kind || exit; \
+	done
+	$(BIN)/python -m build --sdist --outdir dist
+	for python in $(WHEEL_PYTHONS); do \
+		CC="$(CURDIR)/$(RELEASE)/cc" CXX="$(CURDIR)/$(RELEASE)/c++" _PYTHON_HOST_PLATFORM=linux-$(MACHINE) \
+			$$python -m pip wheel --no-deps --wheel-dir $(RELEASE) . || exit; \
+	done
+	for base in $(RELEASE)/*.whl; do \
+		$(BIN)/sonata-aot wheel --quiet --base $$base $(ARCHS:%=--arch=%) --platform manylinux_2_28_$(MACHINE) --out dist || exit; \
+	done
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -22,6 +22,7 @@ from .merge_cli import merge
 from .new_cli import new
 from .options import (
     DIRECTORY,
+    FILE,
     SHARD,
     arch_option,
     directory_argument,
@@ -37,6 +38,7 @@ from .options import (
 from .plan_cli import plan, show_plan
 from .progress import Progress
 from .shapes_cli import shapes
+from .wheel_cli import wheel
 
 if TYPE_CHECKING:
     from .plan import Selection
@@ -91,6 +93,7 @@ main.add_command(new)
 main.add_command(plan)
 main.add_command(shapes)
 main.add_command(tune)
+main.add_command(wheel)
 
 
 @main.command()
@@ -239,11 +242,23 @@ def list_(directory: Path, as_json: bool) -> None:
     "declaration and cache key, are those that it was built from.",
 )
 @from_option
+@click.option(
+    "--signature",
+    type=FILE,
+    help="Also check this signature of the manifest, such as manifest.json.sig beside it.",
+)
+@click.option("--allowed-signers", type=FILE, help="Whose signatures count, as in ssh-keygen(1).")
 @trust_option
 @quiet_option
 @json_option
 def verify(
-    directory: Path, sources: bool, modules: tuple[str, ...], quiet: bool, as_json: bool
+    directory: Path,
+    sources: bool,
+    modules: tuple[str, ...],
+    signature: Path | None,
+    allowed_signers: Path | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Check every byte of an artifact directory; exit 1 if anything is wrong.
 
@@ -256,11 +271,17 @@ def verify(
 
     if modules and not sources:
         raise click.UsageError("--from says where --sources looks: give that too")
+    if bool(signature) != bool(allowed_signers):
+        raise click.UsageError("--signature and --allowed-signers need each other")
     outcomes = run(directory)
     if sources:
         from .origin import check_origin
 
         outcomes += check_origin(directory, modules)
+    if signature and allowed_signers:
+        from ..artifacts.signature import check_signature
+
+        outcomes.append(check_signature(directory, signature, allowed_signers))
     bad = [outcome for outcome in outcomes if not isinstance(outcome, Passed)]
     if as_json:
         report.print_json(

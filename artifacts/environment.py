@@ -47,6 +47,13 @@ def _natural(text: str) -> int:
     return value
 
 
+def _epoch(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise ValueError(text)
+    return value
+
+
 def _level(text: str) -> str:
     word = text.strip().lower()
     if word not in ("debug", "info", "warning", "error"):
@@ -99,6 +106,14 @@ TORCH_CUDA_ARCH_LIST: Variable[str] = Variable(
     "architectures such as `8.6;9.0`",
     "Architectures to build for where --arch is absent.",
 )
+# The first second that a zip file can hold.
+SOURCE_DATE_EPOCH: Variable[int] = Variable(
+    "SOURCE_DATE_EPOCH",
+    _epoch,
+    315532800,
+    "seconds since 1970",
+    "Time that every file in a wheel bears; unset: the start of 1980.",
+)
 # The convention of no-color.org: any non-empty value counts.
 NO_COLOR: Variable[bool] = Variable("NO_COLOR", bool, False, "any text", "Print without colours.")
 
@@ -109,5 +124,6 @@ ALL: tuple[Variable[Any], ...] = (
     SONATA_AOT_DISABLE,
     MAX_JOBS,
     TORCH_CUDA_ARCH_LIST,
+    SOURCE_DATE_EPOCH,
     NO_COLOR,
 )

@@ -30,6 +30,8 @@ from .schema import Match, Range, canonical_text, decode, encode, parse_json
 
 SCHEMA = 1
 FILE_NAME = "manifest.json"
+# What `ssh-keygen -Y sign` writes beside it; nobody need have one.
+SIGNATURE = f"{FILE_NAME}.sig"
 OBJECTS = "objects"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_OBJECT_BYTES = 64 * 2**20
@@ -368,6 +370,7 @@ __all__ = [
     "FILE_NAME",
     "OBJECTS",
     "SCHEMA",
+    "SIGNATURE",
     "Binary",
     "ChoiceValue",
     "Manifest",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from .errors import StoreError
 
 # Artifacts that a wheel carries lie beside this module's package.
 _BUNDLED = Path(__file__).resolve().parent / "bundled"
+# A wheel with artifacts alone names its import package under this group of entry points, and holds
+# them in this folder of it.
+ENTRY_POINTS = "sonata_aot.artifacts"
+DATA_FOLDER = "artifacts"
 
 
 @dataclass(frozen=True)
@@ -62,18 +67,34 @@ def default_artifacts() -> Path:
     return environment.SONATA_AOT_DIR.get() or cache_root() / "artifacts"
 
 
-def search(path: Path | None) -> tuple[Place, ...]:
-    """Where to look for artifacts, in order.
+def search(path: Path | None) -> Iterator[Place]:
+    """Where to look for artifacts, in order; each place is looked up when it is asked for.
 
     A directory that somebody named, by argument or by SONATA_AOT_DIR, ends the list: a server that
     was told what to run must not run something else because of a typing error.
     """
     if path is not None:
-        return (Place(path, "the path given", named=True),)
+        yield Place(path, "the path given", named=True)
+        return
     chosen = environment.SONATA_AOT_DIR.get()
     if chosen is not None:
-        return (Place(chosen, "SONATA_AOT_DIR", named=True),)
-    places = [Place(_BUNDLED, "the installed wheel", named=False)]
+        yield Place(chosen, "SONATA_AOT_DIR", named=True)
+        return
+    yield Place(_BUNDLED, "the installed wheel", named=False)
+    yield from _data_wheels()
     with contextlib.suppress(StoreError):  # no home directory: no user cache to look in
-        places.append(Place(cache_root() / "artifacts", "the user cache", named=False))
-    return tuple(places)
+        yield Place(cache_root() / "artifacts", "the user cache", named=False)
+
+
+def _data_wheels() -> Iterator[Place]:
+    """The artifacts of wheels that hold nothing else, sorted by the names of the distributions."""
+    import importlib.metadata  # not where the first place will do: milliseconds
+    import importlib.util
+
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    for entry in sorted(found, key=lambda entry: (entry.dist.name if entry.dist else "", entry)):
+        with contextlib.suppress(ImportError, ValueError):  # a package that is half removed
+            spec = importlib.util.find_spec(entry.value)  # imports nothing: no dots in the name
+            for folder in (spec and spec.submodule_search_locations) or ():
+                name = entry.dist.name if entry.dist else entry.value
+                yield Place(Path(folder) / DATA_FOLDER, f"the installed {name}", named=False)

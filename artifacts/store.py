@@ -3,6 +3,8 @@
     DIRECTORY/manifest.json           the index, renamed into place last
     DIRECTORY/objects/<sha256>.cubin  machine code, named by its digest
     DIRECTORY/objects/<sha256>.ptx    the same kernel's PTX
+    DIRECTORY/manifest.json.sig       a signature of the index, if somebody made one
+    DIRECTORY/ptx.xz                  in wheels: all PTX in one file; see `pack`
 
 Objects are written before the manifest that names them and removed after the one that no longer
 does. A reader that has read the old manifest may then miss an object: it reads the manifest again.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -23,7 +26,8 @@ from pathlib import Path
 
 from .errors import ArgumentError, ArtifactsNotFound, IntegrityError, SonataError, StoreError
 from .files import explained, locked, read_bounded, sync_directory, write_atomically
-from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, Manifest, Payload
+from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, SIGNATURE, Manifest, Payload
+from .pack import PACK, unpack_ptx
 from .trust import require_own, require_trusted
 
 # Unlikely names: what is in them is removed.
@@ -75,9 +79,17 @@ class ArtifactSet:
 
         Raises:
             IntegrityError: missing, unreadable, or not of the manifest's size and digest.
+            MissingDependency: it is packed, and this Python has no lzma.
         """
+        if payload.isa is not None and payload.file_name in self._packed:
+            where = f"{payload.file_name} in {self.directory / PACK}"
+            return _checked(where, self._packed[payload.file_name], payload)
         # As text: `self.path` takes longer than to open the file.
         return read_object(f"{self.directory}/{OBJECTS}/{payload.file_name}", payload)
+
+    @functools.cached_property
+    def _packed(self) -> dict[str, bytes]:
+        return unpack_ptx(self.directory / PACK, self.manifest)
 
 
 def read_object(path: Path | str, payload: Payload, *, owned: bool = False) -> bytes:
@@ -97,6 +109,10 @@ def read_object(path: Path | str, payload: Payload, *, owned: bool = False) -> b
         raise IntegrityError(
             f"{path} cannot be read: {error.strerror}", remedy="correct its permissions"
         ) from None
+    return _checked(path, data, payload)
+
+
+def _checked(path: Path | str, data: bytes, payload: Payload) -> bytes:
     if len(data) != payload.size:
         raise IntegrityError(
             f"{path} has {len(data)} bytes, not {payload.size}",
@@ -223,6 +239,7 @@ def publish_index(
                 sync_directory(store)
             if not _same(directory / file_name, content):
                 staging.mkdir(mode=0o700, exist_ok=True)
+                (directory / SIGNATURE).unlink(missing_ok=True)  # of what was there before
                 write_atomically(directory / file_name, content, staging=staging)
                 sync_directory(directory)
                 written += 1
@@ -258,7 +275,8 @@ def clear_leftovers(directory: Path) -> None:
 def _require_ours(directory: Path, file_name: str) -> None:
     """Refuse a directory with files that no publisher put there: some of them would be removed."""
     store = directory / OBJECTS
-    names = {path.name for path in directory.iterdir()} - {file_name, OBJECTS, _STAGING}
+    ours = {file_name, OBJECTS, SIGNATURE, _STAGING}
+    names = {path.name for path in directory.iterdir()} - ours
     objects: set[str] = set()
     if store.is_dir() and not store.is_symlink():
         objects = {path.name for path in store.iterdir()}

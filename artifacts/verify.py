@@ -18,7 +18,8 @@ from .arch import SHARED_PER_BLOCK, Arch, cubin_min_cuda, dotted, ptx_min_cuda
 from .declaration import Declaration
 from .errors import SonataError
 from .files import locked
-from .manifest import FILE_NAME, OBJECTS, Binary
+from .manifest import FILE_NAME, OBJECTS, SIGNATURE, Binary
+from .pack import PACK
 from .store import ArtifactSet, open_artifacts
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _version_problem(stated: str, least: tuple[int, int]) -> list[str]:
 
 def _strays(artifacts: ArtifactSet) -> list[Outcome]:
     known = {payload.file_name for _, payload in artifacts.manifest.payloads()}
-    expected = {FILE_NAME, *(f"{OBJECTS}/{name}" for name in known)}
+    expected = {FILE_NAME, SIGNATURE, PACK, *(f"{OBJECTS}/{name}" for name in known)}
     root = str(artifacts.directory)
     outcomes: list[Outcome] = []
 

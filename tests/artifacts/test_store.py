@@ -66,6 +66,19 @@ def test_another_set_replaces_the_old_one(change: tuple[Made, Made], tmp_path: P
     assert_holds(tmp_path / "a", new)
 
 
+def test_a_signature_stays_with_its_manifest_and_goes_with_it(
+    change: tuple[Made, Made], tmp_path: Path
+) -> None:
+    old, new = change
+    signature = tmp_path / "a" / "manifest.json.sig"
+    put_in(tmp_path / "a", old)
+    signature.write_text("signed")
+    put_in(tmp_path / "a", old)
+    assert signature.read_text() == "signed"
+    put_in(tmp_path / "a", new)
+    assert not signature.exists()
+
+
 def test_what_a_killed_publisher_left_goes_with_the_next(made: Made, directory: Path) -> None:
     (directory / "objects" / f"{'0' * 64}.cubin").write_bytes(b"x")
     (directory / "objects" / f"{'0' * 64}.ptx").mkdir()
