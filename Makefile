@@ -9,6 +9,9 @@
 # make wheels  wheels and an sdist to publish, in dist; ARCHS, WHEEL_PYTHONS and MACHINE say for what
 # make lint, make format, make clean
 
+# Else each of the many processes that tests start would compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 # Name of the folder that `make gpu` writes its results to.
 GPU ?= h200
