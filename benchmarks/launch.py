@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -138,16 +139,10 @@ def c_loop(library: ctypes.CDLL, image: bytes, plan: Plan, operands: Operands) -
     return timed
 
 
-def repeated(call: Callable[[], object]) -> Timed:
-    """The same of a call of Python."""
-
-    def timed() -> float:
-        began = time.perf_counter()
-        for _ in range(LAUNCHES):
-            call()
-        return 1e6 * (time.perf_counter() - began) / LAUNCHES
-
-    return timed
+def repeated(statement: str, names: Mapping[str, object]) -> Timed:
+    """The same of a statement of Python, in a loop of its own."""
+    timer = timeit.Timer(statement, globals=dict(names))
+    return lambda: 1e6 * timer.timeit(LAUNCHES) / LAUNCHES
 
 
 def medians(ways: Mapping[str, Timed]) -> dict[str, float]:
@@ -202,9 +197,19 @@ def measure(loaded: gpu.Loaded, artifacts: Path) -> list[dict[str, Any]]:
             out.fill_(float("nan"))
             call()
         errors[mode] = operands.error()
-    linear = torch.nn.functional.linear
-    ways = {mode: repeated(call) for mode, call in ours.items()}
-    ways["F.linear"] = repeated(lambda: linear(x, weight))
+    names = {
+        "bound": bound,
+        "gemv": loaded.kernels.gemv,
+        "linear": torch.nn.functional.linear,
+        "x": x,
+        "weight": weight,
+        "out": out,
+    }
+    ways = {
+        "bound": repeated("bound(x)", names),
+        "checked": repeated("gemv(x, weight, out=out)", names),
+        "F.linear": repeated("linear(x, weight)", names),
+    }
     with tempfile.TemporaryDirectory() as folder:
         library = compiled(Path(folder))
         for mode, plan in plans.items():
