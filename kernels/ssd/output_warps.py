@@ -164,14 +164,21 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
         # The decay up to the token before this row of blocks.
         reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
         reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
-        for blocks in cutlass.range_constexpr(1, shape.row_blocks):
-            before_diagonal = (y, cbs, blocks, pairs, x_rows, reference, decays)
-            if (row_block == blocks) & (start < 0):
-                output.multiply_before(*before_diagonal, None, 2 * t, shape, element)
-            if cutlass.const_expr(packed):  # noqa: SIM102
-                if (row_block == blocks) & (start >= 0):
-                    begins = output.own_starts(starts_stage + (local + group) * 4, shape)
-                    output.multiply_before(*before_diagonal, begins, 2 * t, shape, element)
+        if start < 0:
+            for blocks in cutlass.range_constexpr(1, shape.row_blocks):
+                if row_block == blocks:
+                    output.multiply_before(
+                        *(y, cbs, blocks, pairs, x_rows, reference, decays, None),
+                        *(2 * t, shape, element),
+                    )
+        elif cutlass.const_expr(packed):
+            begins = output.own_starts(starts_stage + (local + group) * 4, shape)
+            for blocks in cutlass.range_constexpr(1, shape.row_blocks):
+                if row_block == blocks:
+                    output.multiply_before(
+                        *(y, cbs, blocks, pairs, x_rows, reference, decays, begins),
+                        *(2 * t, shape, element),
+                    )
         if more:
             cute.arch.barrier_arrive(barrier_id=USED + turn, number_of_threads=8 * WARP)
         token = (first + i) * tile + local + group
