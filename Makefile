@@ -35,6 +35,7 @@ ARCHS ?= sm86
 WHEEL_PYTHONS ?= python3.11 python3.12
 MACHINE ?= x86_64
 RELEASE := build/release-$(MACHINE)
+required = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])'
 
 .PHONY: build test soak docs inspect lint gpu evidence wheels format clean
 
@@ -92,8 +93,10 @@ docs: $(STAMP)
 	$(BIN)/python -m sonata_aot.aot.reference docs/cli.md
 
 # ziglang's compiler has the headers of every glibc: the launcher needs no newer one than it is told.
+# It builds for another processor, too, in environments made before that is said: else pip would
+# fetch CMake for that one.
 wheels: $(STAMP)
-	$(BIN)/python -m pip install --quiet $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"])')
+	$(BIN)/python -m pip install --quiet $$($(call required,release))
 	rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	for kind in cc c++; do \
 		printf '#!/bin/sh\nexec "%s" -m ziglang %s -target %s-linux-gnu.2.28 "$$@"\n' \
@@ -101,8 +104,11 @@ wheels: $(STAMP)
 	done
 	$(BIN)/python -m build --sdist --outdir dist
 	for python in $(WHEEL_PYTHONS); do \
-		CC="$(CURDIR)/$(RELEASE)/cc" CXX="$(CURDIR)/$(RELEASE)/c++" _PYTHON_HOST_PLATFORM=linux-$(MACHINE) \
-			$$python -m pip wheel --no-deps --wheel-dir $(RELEASE) . || exit; \
+		tools="$(CURDIR)/$(RELEASE)/$$(basename $$python)" && $$python -m venv "$$tools" && \
+		"$$tools/bin/python" -m pip install --quiet $$($(call required,launcher)) && \
+		PATH="$$tools/bin:$$PATH" CC="$(CURDIR)/$(RELEASE)/cc" CXX="$(CURDIR)/$(RELEASE)/c++" \
+			_PYTHON_HOST_PLATFORM=linux-$(MACHINE) \
+			"$$tools/bin/python" -m pip wheel --no-build-isolation --no-deps --wheel-dir $(RELEASE) . || exit; \
 	done
 	for base in $(RELEASE)/*.whl; do \
 		$(BIN)/sonata-aot wheel --quiet --base $$base $(ARCHS:%=--arch=%) --platform manylinux_2_28_$(MACHINE) --out dist || exit; \

@@ -9,6 +9,7 @@ import io
 import re
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ _FILE_NAME = re.compile(r"[\w.]+-[\w.+!]+(?:-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.wh
 _AGAIN = "build or fetch the wheel again"
 # Far above any wheel of ours, so that a damaged one cannot fill the memory.
 _MAX_BYTES = 2**30
+# What `zipfile` raises of a file that is damaged or something else; RuntimeError where a bit says
+# that it is encrypted.
+_BROKEN = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def normalised(name: str) -> str:
@@ -87,7 +91,7 @@ def read_wheel(path: Path) -> Wheel:
             if size > _MAX_BYTES or len(set(names)) != len(names):
                 raise IntegrityError(f"{path} is too large, or names a file twice", remedy=_AGAIN)
             files = {name: archive.read(name) for name in names}
-    except (OSError, zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except _BROKEN as error:
         raise IntegrityError(f"{path} is no wheel: {error}", remedy=_AGAIN) from None
     found = [name for name in files if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)]
     if len(found) != 1 or not _FILE_NAME.fullmatch(path.name):

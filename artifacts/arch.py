@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated
 
 from .errors import UsageError
+from .record import record
 from .schema import Match
 
 # How a manifest writes an architecture.
@@ -42,7 +42,7 @@ SHARED_PER_BLOCK = {
 }
 
 
-@dataclass(frozen=True, order=True)
+@record
 class Arch:
     """One target, such as sm86, sm90a (this exact GPU) or sm100f (its family)."""
 
@@ -104,6 +104,9 @@ class Arch:
         if self.suffix == "f":
             return self.major == device[0] and self.minor <= device[1]
         return own <= device
+
+    def __lt__(self, other: Arch) -> bool:
+        return (self.major, self.minor, self.suffix) < (other.major, other.minor, other.suffix)
 
     def __str__(self) -> str:
         return self.name

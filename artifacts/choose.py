@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .arch import KNOWN, Arch, dotted, normalise
 from .errors import VariantMissing
 from .manifest import Form, Manifest
+from .record import record
 
 
-@dataclass(frozen=True)
+@record
 class Rejected:
     """An architecture that was passed over."""
 
@@ -18,7 +17,7 @@ class Rejected:
     reason: str
 
 
-@dataclass(frozen=True)
+@record
 class Choice:
     """The architecture and form chosen for a device, with what was rejected on the way."""
 

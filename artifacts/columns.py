@@ -12,15 +12,16 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Literal
+
+from .record import record
 
 # Takes plain data, returns a value for each; None where some are not as they must be.
 Column = Callable[[Sequence[Any]], Sequence[Any] | None]
 
 
-@dataclass(frozen=True)
+@record
 class Range:
     """Inclusive bounds of an integer."""
 

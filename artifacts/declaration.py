@@ -7,11 +7,12 @@ arguments and compute the grid without the kernel's source.
 import functools
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from .errors import ArgumentError, ManifestError
 from .expression import Expression
+from .record import record
 from .schema import Match, Range
 
 Name = Annotated[str, Match(r"[a-z][a-z0-9_]{0,63}")]
@@ -38,7 +39,7 @@ MAX_THREADS = 1024
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
-@dataclass(frozen=True)
+@record
 class Parameter:
     """One run-time parameter of a kernel, in the order of its signature.
 
@@ -52,7 +53,7 @@ class Parameter:
     align: Annotated[int, Range(1, 256)] | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Budget:
     """What the machine code of a variant may use, and what it must reach.
 
@@ -92,7 +93,7 @@ class Budget:
         return {name: _parse(text).evaluate(values) for name, text in self.floors.items()}
 
 
-@dataclass(frozen=True)
+@record
 class Declaration:
     """A kernel's interface.
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from .errors import ArgumentError
+from .record import record
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@record
 class Variable(Generic[T]):
     """One variable: `read` turns its text into a value or raises `ValueError`."""
 

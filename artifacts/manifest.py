@@ -10,7 +10,6 @@ import hashlib
 import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from .arch import Arch, ArchName, normalise
@@ -25,6 +24,7 @@ from .declaration import (
     variant_name,
 )
 from .errors import ManifestError, SonataError
+from .record import record
 from .rules import Rule, rules_problem
 from .schema import Match, Range, canonical_text, decode, encode, parse_json
 
@@ -44,7 +44,7 @@ Form = Literal["cubin", "ptx"]
 Small = Annotated[int, Range(0, 2**20)]
 
 
-@dataclass(frozen=True)
+@record
 class Payload:
     """One file under `objects/`, named by its digest.
 
@@ -63,7 +63,7 @@ class Payload:
         return f"{self.sha256}.{'cubin' if self.isa is None else 'ptx'}"
 
 
-@dataclass(frozen=True)
+@record
 class Binary:
     """One variant of one kernel, compiled for one architecture.
 
@@ -104,7 +104,7 @@ class Binary:
         return f"{self.kernel}[{self.variant_name}] {self.arch}"
 
 
-@dataclass(frozen=True)
+@record
 class Source:
     """Where the kernels came from.
 
@@ -117,7 +117,7 @@ class Source:
     dirty: bool | None
 
 
-@dataclass(frozen=True)
+@record
 class Selection:
     """What the build was asked for, normalised."""
 
@@ -125,7 +125,7 @@ class Selection:
     kernels: tuple[Name, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Manifest:
     """Everything about an artifact directory.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import environment
 from .errors import StoreError
+from .record import record
 
 # Artifacts that a wheel carries lie beside this module's package.
 _BUNDLED = Path(__file__).resolve().parent / "bundled"
@@ -18,7 +18,7 @@ ENTRY_POINTS = "sonata_aot.artifacts"
 DATA_FOLDER = "artifacts"
 
 
-@dataclass(frozen=True)
+@record
 class Place:
     """A directory that may hold artifacts.
 

@@ -7,11 +7,11 @@ architecture are tried in their order, and the first that fits counts.
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from .arch import Arch, ArchName
 from .declaration import ChoiceValue, Declaration, Name, Variant, variant_name
+from .record import record
 from .schema import Range
 
 # The greatest size that a rule knows.
@@ -22,7 +22,7 @@ Values = tuple[ChoiceValue, ...]
 Variants = Mapping[tuple[str, str], Sequence[Variant]]
 
 
-@dataclass(frozen=True)
+@record
 class Rule:
     """One rule.
 

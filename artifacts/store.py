@@ -21,13 +21,13 @@ import re
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ArgumentError, ArtifactsNotFound, IntegrityError, SonataError, StoreError
 from .files import explained, locked, read_bounded, sync_directory, write_atomically
 from .manifest import FILE_NAME, MAX_MANIFEST_BYTES, OBJECTS, SIGNATURE, Manifest, Payload
 from .pack import PACK, unpack_ptx
+from .record import record
 from .trust import require_own, require_trusted
 
 # Unlikely names: what is in them is removed.
@@ -63,7 +63,7 @@ def make_private(directory: Path, doing: str) -> None:
         require_trusted(directory)
 
 
-@dataclass(frozen=True)
+@record
 class ArtifactSet:
     """An artifact directory whose manifest has been read."""
 

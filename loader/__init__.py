@@ -14,8 +14,9 @@ from .load import load
 from .patch import patch
 
 if sys.modules.get("torch") is not None:
-    # What needs torch is imported with this package, and not by the first `load`.
-    for _room in (".fallback", ".launcher", ".operators", ".patching", ".ssd", ".ssd_stages"):
+    # What `load` and a first launch need of torch is imported with this package, not by them; what
+    # `patch` and the stages of the scan need besides, by those.
+    for _room in (".fallback", ".launcher", ".operators", ".ssd"):
         importlib.import_module(_room, __name__)
 
 __all__ = ["Kernels", "SonataError", "__version__", "linear", "load", "patch", "set_default"]

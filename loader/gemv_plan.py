@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..artifacts.declaration import Declaration, Variant
 from ..artifacts.errors import ArgumentError, ManifestError, VariantMissing
+from ..artifacts.record import record
 from .library import Loaded, Table
 from .ssd_launches import Address, Launches, Value
 from .tensors import LINEAR
@@ -69,7 +70,7 @@ def require_known(declaration: Declaration) -> None:
         )
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """A binary and what of its launch does not depend on the tensors.
 

@@ -10,6 +10,7 @@ from ..artifacts.choose import Choice
 from ..artifacts.errors import VariantMissing
 from ..artifacts.store import ArtifactSet
 from .library import Table
+from .stage_known import known_tables
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,6 @@ class Kernels:
         from .gemv_plan import Planner
         from .launcher import Launcher
         from .ssd import ChunkScan, RangedChunkScan
-        from .ssd_stages import Stages
 
         self._choose_linear = choose_linear
         self._devices = frozenset(choices)
@@ -64,7 +64,8 @@ class Kernels:
                 self._chunk_scan = ChunkScan(self._tables, self._devices)
             else:
                 self._chunk_scan = RangedChunkScan(self._tables, self._devices, ranges)
-        self._ssd = Stages(tables, multiprocessors)
+        self._stages = known_tables(tables)
+        self._multiprocessors = dict(multiprocessors)
         self._make_launcher = Launcher
         self._launchers: dict[str, Launcher] = {}
 
@@ -122,10 +123,13 @@ class Kernels:
             )
         return self._chunk_scan
 
-    @property
+    @functools.cached_property
     def ssd(self) -> Stages:
         """The stages of the SSD scan, such as `kernels.ssd.chunk_cumsum`, and `combined`."""
-        return self._ssd
+        # Not for whoever calls none: milliseconds.
+        from .ssd_stages import Stages
+
+        return Stages(self._stages, self._multiprocessors)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """X @ weight.T + bias, by the GEMV where it applies and F.linear elsewhere.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from ..artifacts.errors import (
     VariantMissing,
 )
 from ..artifacts.places import Place, search
+from ..artifacts.record import record
 from ..artifacts.store import ArtifactSet, open_artifacts
 from ..artifacts.trust import untrusted_allowed
 from .default import offer_default
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _ATTEMPTS = 3
 
 
-@dataclass(frozen=True)
+@record
 class Device:
     """A device that kernels are loaded on."""
 
@@ -192,7 +192,7 @@ def _devices(indices: tuple[int, ...]) -> tuple[list[Device], tuple[int, int]]:
     return chosen, cuda_version(version)
 
 
-@dataclass(frozen=True)
+@record
 class _Search:
     """What `load` was asked for, checked."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
+from ..artifacts.record import record
 from .patch_globals import NotRebuilt, innermost, with_globals
 from .patch_module import original_class
 from .patch_scan import ScanRunner
@@ -19,7 +19,7 @@ from .patch_split import split_scan
 TESTED = {"transformers": ("5.17.", "5.24."), "mamba_ssm": ("2.3.2",)}
 
 
-@dataclass(frozen=True)
+@record
 class Family:
     """A class of mixers: where it is, and the names of its sizes and of the functions it calls."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..artifacts.declaration import Declaration
@@ -59,12 +58,13 @@ def pack(declaration: Declaration, values: Mapping[str, Value]) -> tuple[bytes, 
         ) from None
 
 
-@dataclass
 class Workspace:
     """Regions of one allocation, which is the operand `operand` of a call."""
 
-    operand: int
-    size: int = 0
+    def __init__(self, operand: int) -> None:
+        """Without regions."""
+        self.operand = operand
+        self.size = 0
 
     def take(self, size: int) -> Address:
         """A region of so many bytes."""
@@ -73,11 +73,12 @@ class Workspace:
         return Address(self.operand, start)
 
 
-@dataclass
 class Launches:
     """Launches in order, each by the values of its parameters."""
 
-    items: list[tuple[Loaded, dict[str, Value], bool]] = field(default_factory=list)
+    def __init__(self) -> None:
+        """None."""
+        self.items: list[tuple[Loaded, dict[str, Value], bool]] = []
 
     def add(self, loaded: Loaded, values: dict[str, Value], *, early: bool = False) -> None:
         """Enter the next one; `early` of the first is as `programmatic` of `Loaded.launch`."""

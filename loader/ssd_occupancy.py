@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..artifacts.manifest import Binary
+from ..artifacts.record import record
 
 # Blocks for each multiprocessor from which on a sequence is not cut.
 FULL = 0.75
@@ -25,7 +24,7 @@ _REGISTERS = 65536
 _RESERVED = 1024
 
 
-@dataclass(frozen=True)
+@record
 class Gpu:
     """What decides how many blocks run at once; `shared_bytes` is the most that a block gets."""
 
@@ -40,7 +39,7 @@ class Gpu:
         return max(1, min((self.shared_bytes + _RESERVED) // shared, _REGISTERS // registers))
 
 
-@dataclass(frozen=True)
+@record
 class Cut:
     """A sequence in segments of `segment_tiles` tiles, the last of which may have fewer.
 
@@ -68,7 +67,7 @@ class Cut:
         return (self.segments - 1) * self.ratio
 
 
-@dataclass(frozen=True)
+@record
 class Room:
     """Multiprocessors, and blocks that one holds: of the scan, and of those that make states."""
 

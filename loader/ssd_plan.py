@@ -6,13 +6,13 @@ docs/ssd.md says what the launches are, and when a sequence is cut into segments
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..artifacts.errors import VariantMissing
 from ..artifacts.manifest import Binary
+from ..artifacts.record import record
 from .direct import Allocation
 from .library import Loaded, Table
 from .ssd_launches import Address, Launches, Value, Workspace, dense_steps, strides
@@ -36,7 +36,7 @@ def _any(sizes: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}"
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """What a call does, given addresses of its inputs and of what it allocates.
 

@@ -11,13 +11,13 @@ import math
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..artifacts.errors import ArgumentError, VariantMissing
+from ..artifacts.record import record
 from .tensors import DTYPES, LARGEST
 
 # The tensors of a call, in the order in which a launch takes their addresses.
@@ -97,7 +97,7 @@ class Layout(NamedTuple):
         return KINDS[self.dtype]
 
 
-@dataclass(frozen=True)
+@record
 class Options:
     """The arguments that are no tensors, but for `chunk_size`, which decides nothing."""
 
@@ -108,7 +108,7 @@ class Options:
     grad_enabled: bool
 
 
-@dataclass(frozen=True)
+@record
 class Call:
     """A call whose arguments fit together; `layouts` has those that were given."""
 

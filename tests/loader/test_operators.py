@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plain_kernels import PlainKernels, ssd_operands
 from sonata_aot import loader
@@ -79,6 +80,23 @@ def test_an_exported_module_keeps_the_gemv(kernels: PlainKernels, tmp_path: Path
     assert kernels.gemv_rows == []
     assert same(loaded(x), module.inner(x).relu())
     assert kernels.gemv_rows == [2]
+
+
+def test_the_number_of_rows_may_stay_open(kernels: PlainKernels) -> None:
+    rows = torch.export.Dim("rows", min=1, max=8)
+    module = Projection()
+    program = torch.export.export(module, (torch.randn(2, 16),), dynamic_shapes=({0: rows},))
+    for count in (1, 2, 5):
+        x = torch.randn(count, 16)
+        assert same(program.module()(x), module.inner(x).relu())
+    assert kernels.gemv_rows == [1, 2, 5]
+
+
+def test_programs_know_the_device_of_what_is_returned() -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(2, 16, device="cuda"), torch.empty(8, 16, device="cuda")
+        found = torch.ops.sonata_aot.gemv(x, weight, None)
+        assert (found.shape, found.device.type) == ((2, 8), "cuda")
 
 
 @pytest.mark.parametrize("final", [False, True])

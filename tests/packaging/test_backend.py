@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from packaging_runs import ROOT, Environment
 
@@ -89,9 +90,10 @@ def test_the_epoch_is_that_of_the_tool(backend: Any) -> None:
     assert int(backend._EPOCH) == environment.SOURCE_DATE_EPOCH.default
 
 
-def test_what_builds_the_launcher_is_there_for_the_tests() -> None:
+def test_what_builds_the_launcher_is_there_for_tests_and_make_wheels() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(PROJECT["build-system"]["requires"]) <= set(extras["test"])
+    assert set(PROJECT["build-system"]["requires"]) <= set(extras["launcher"])
+    assert "launcher" in Requirement(extras["test"][0]).extras
 
 
 def test_it_does_not_take_another_trees_tool(builder: Environment, tmp_path: Path) -> None:

@@ -102,6 +102,21 @@ def test_a_wheel_that_is_not_as_recorded_is_refused(path: Path, edit: Edit, says
         read_wheel(edited(path, edit))
 
 
+def test_no_flipped_bit_passes_unseen(wheel: Wheel, path: Path) -> None:
+    wheel.files["b.py"] = b"a longer one, " * 20
+    good = wheel.to_bytes()
+    refused = 0
+    for place in range(len(good)):
+        for bit in (1, 128):
+            path.write_bytes(good[:place] + bytes([good[place] ^ bit]) + good[place + 1 :])
+            try:
+                # What is not refused is of the container: times, modes, lengths of comments.
+                assert read_wheel(path) == wheel
+            except IntegrityError:
+                refused += 1
+    assert refused > len(good)
+
+
 def test_no_wheel_at_all(tmp_path: Path) -> None:
     (tmp_path / "x-1-py3-none-any.whl").write_text("no zip")
     for name in ("x-1-py3-none-any.whl", "missing-1-py3-none-any.whl"):
