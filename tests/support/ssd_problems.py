@@ -16,8 +16,8 @@ torch: Any = pytest.importorskip("torch")
 NAN = float("nan")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 # Relative L2 errors, of out and of states. Rounding once gives 1.66e-3 in bfloat16, and at most
-# 2^-7 / sqrt(12), which is 2.26e-3: where all that counts is just above a power of two. Out may come
-# of three roundings that do not know of each other: of weights, of the state and of itself.
+# 2^-7 / sqrt(12), which is 2.26e-3: where all that counts is just above a power of two. Out may
+# come of three roundings that do not know of each other: of weights, of the state and of itself.
 BOUNDS = {torch.bfloat16: (2.9e-3, 2.3e-3), torch.float16: (4e-4, 3.5e-4)}
 # How much further off a result of few elements may be by chance.
 SMALL = 1.3
