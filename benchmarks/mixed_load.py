@@ -42,9 +42,11 @@ THREADS, STREAMS = 8, 2
 # The share of the time before the first sample, and seconds between samples: at most so many, and
 # fewer where that would give less than 25 of them.
 WARM_UP, INTERVAL, SAMPLES = 0.1, 5.0, 25
+# Without so many nothing can be told.
+LEAST_SAMPLES = 4
 MIB = 2**20
-# Most bytes by which memory may shrink from the first sample to the last, of the host and of the
-# GPU; and that the host's may grow by a minute over the second half.
+# By how many bytes more may be used at the last sample than at the first, of the host's memory and
+# of the GPU's; and by how many a minute the host's may grow over the second half.
 MOST_GROWTH, MOST_A_MINUTE = 16 * MIB, MIB
 
 
@@ -157,7 +159,7 @@ class Load:
         device: Device,
         seconds: float,
         seed: int = 0,
-        progress: Callable[[Sample], object] = print,
+        progress: Callable[[Sample], object] = lambda sample: print(sample, flush=True),
     ) -> None:
         """`works` are the threads', whose cases have references."""
         self._works = works
@@ -199,8 +201,9 @@ class Load:
             self._stop()
         if self._failures:
             number, error = self._failures[0]
+            what = error.what if isinstance(error, SonataError) else str(error)
             raise LoadFailure(
-                f"thread {number}: {error or type(error).__name__}",
+                f"thread {number}: {what or type(error).__name__}",
                 remedy="report it with this message and the traceback",
             ) from error
 
@@ -258,9 +261,10 @@ class Load:
             calls = sum(self.counts.values())
             self.samples.append(Sample(round(self.elapsed, 3), calls, self._device.memory()))
             self._progress(self.samples[-1])
-        self._done = self.elapsed >= self._seconds
         left = self._seconds - self.elapsed
-        self._deadline = time.monotonic() + min(self._interval, left)
+        # Where the machine is so slow that a turn takes long, a little longer.
+        self._done = left <= 0 and len(self.samples) >= LEAST_SAMPLES
+        self._deadline = time.monotonic() + (min(self._interval, left) if left > 0 else 0.01)
 
 
 def require_flat(samples: Sequence[Sample]) -> None:
@@ -270,7 +274,7 @@ def require_flat(samples: Sequence[Sample]) -> None:
         LoadFailure: it is not, or there are too few samples to tell.
     """
     problems = []
-    if len(samples) < 4:
+    if len(samples) < LEAST_SAMPLES:
         problems.append(f"{len(samples)} samples are too few to tell")
     else:
         first, last = samples[0].memory, samples[-1].memory
