@@ -95,7 +95,8 @@ docs: $(STAMP)
 
 # ziglang's compiler has the headers of every glibc: the launcher needs no newer one than it is told.
 # It builds for another processor, too, in environments made before that is said: else pip would
-# fetch CMake for that one.
+# fetch CMake for that one. Each wheel is built out of the tree and out of the sdist, in another
+# folder, and must be the same; tests, which should be quick, do not compile it twice.
 wheels: $(STAMP)
 	$(BIN)/python -m pip install --quiet $$($(call required,release))
 	rm -rf $(RELEASE) && mkdir -p $(RELEASE)
@@ -103,15 +104,20 @@ wheels: $(STAMP)
 		printf '#!/bin/sh\nexec "%s" -m ziglang %s -target %s-linux-gnu.2.28 "$$@"\n' \
 			"$(CURDIR)/$(BIN)/python" $$kind $(MACHINE) > $(RELEASE)/$$kind && chmod +x $(RELEASE)/$$kind || exit; \
 	done
-	$(BIN)/python -m build --sdist --outdir dist
+	$(BIN)/python -m build --sdist --outdir $(RELEASE) && mkdir -p dist && cp $(RELEASE)/*.tar.gz dist
+	mkdir $(RELEASE)/sdist && tar --extract --file $(RELEASE)/*.tar.gz --directory $(RELEASE)/sdist --strip-components 1
 	for python in $(WHEEL_PYTHONS); do \
 		tools="$(CURDIR)/$(RELEASE)/$$(basename $$python)" && $$python -m venv "$$tools" && \
-		"$$tools/bin/python" -m pip install --quiet $$($(call required,launcher)) && \
-		PATH="$$tools/bin:$$PATH" CC="$(CURDIR)/$(RELEASE)/cc" CXX="$(CURDIR)/$(RELEASE)/c++" \
-			_PYTHON_HOST_PLATFORM=linux-$(MACHINE) \
-			"$$tools/bin/python" -m pip wheel --no-build-isolation --no-deps --wheel-dir $(RELEASE) . || exit; \
+		"$$tools/bin/python" -m pip install --quiet $$($(call required,launcher)) || exit; \
+		for out in tree sdist; do \
+			source=. && test $$out = tree || source=$(RELEASE)/sdist; \
+			PATH="$$tools/bin:$$PATH" CC="$(CURDIR)/$(RELEASE)/cc" CXX="$(CURDIR)/$(RELEASE)/c++" \
+				_PYTHON_HOST_PLATFORM=linux-$(MACHINE) "$$tools/bin/python" -m pip wheel \
+				--no-build-isolation --no-deps --wheel-dir $(RELEASE)/of-$$out $$source || exit; \
+		done; \
 	done
-	for base in $(RELEASE)/*.whl; do \
+	for base in $(RELEASE)/of-tree/*.whl; do \
+		cmp $$base $(RELEASE)/of-sdist/$${base##*/} && \
 		$(BIN)/sonata-aot wheel --quiet --base $$base $(ARCHS:%=--arch=%) --platform manylinux_2_28_$(MACHINE) --out dist || exit; \
 	done
 
