@@ -96,7 +96,7 @@ docs: $(STAMP)
 # ziglang's compiler has the headers of every glibc: the launcher needs no newer one than it is told.
 # It builds for another processor, too, in environments made before that is said: else pip would
 # fetch CMake for that one. Each wheel is built out of the tree and out of the sdist, in another
-# folder, and must be the same; tests, which should be quick, do not compile it twice.
+# folder, and must be the same.
 wheels: $(STAMP)
 	$(BIN)/python -m pip install --quiet $$($(call required,release))
 	rm -rf $(RELEASE) && mkdir -p $(RELEASE)
