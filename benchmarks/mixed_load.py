@@ -13,7 +13,6 @@ From a tenth of the time on, memory is sampled while all threads wait and hold n
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import os
@@ -33,10 +32,10 @@ from torch import Tensor
 
 from sonata_aot.aot.measure import gpu, timing
 from sonata_aot.artifacts.errors import SonataError
-from sonata_aot.artifacts.places import default_artifacts
 
 from . import results
 from .mixed_cases import KERNELS, Capture, Case, Graph, Weights, Work, binaries, make_work
+from .options import make_parser
 
 THREADS, STREAMS = 8, 2
 # The share of the time before the first sample, and seconds between samples: at most so many, and
@@ -348,12 +347,9 @@ def measure(
 
 def main() -> None:
     """Run it for each architecture named; exit 1 if a result is wrong or memory is not flat."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.mixed_load")
-    parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
+    parser = make_parser("mixed_load", __doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0, help="of inputs and of the order of calls")
-    parser.add_argument("--arch", action="append", dest="archs")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not options.seconds > 0:
         parser.error("--seconds: pass more than 0")

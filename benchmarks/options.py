@@ -1,4 +1,4 @@
-"""What every benchmark of the launcher and the GEMV can be told."""
+"""What every benchmark of the loader can be told."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ class Options:
     json: Path | None
 
 
-def parse(module: str, doc: str | None, archs: Sequence[str]) -> Options:
-    """The command line of `python -m benchmarks.<module>`; `archs` unless others are named."""
+def make_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """For the command line of `python -m benchmarks.<module>`."""
     parser = argparse.ArgumentParser(description=doc, prog=f"python -m benchmarks.{module}")
     parser.add_argument("artifacts", type=Path, nargs="?", default=default_artifacts())
     parser.add_argument("--arch", action="append", dest="archs")
     parser.add_argument("--json", type=Path)
-    found = parser.parse_args()
+    return parser
+
+
+def parse(module: str, doc: str | None, archs: Sequence[str]) -> Options:
+    """That command line, where there is no more to tell; `archs` unless others are named."""
+    found = make_parser(module, doc).parse_args()
     return Options(found.artifacts, found.archs or list(archs), found.json)

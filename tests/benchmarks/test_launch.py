@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -78,15 +77,5 @@ def test_a_compiler_that_is_missing_or_fails_is_named(
             launch.compiled(tmp_path)
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.launch", str(tmp_path)],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("launch: ")
-    assert "no CUDA device" in done.stderr
+def test_without_a_gpu_it_says_so(refused_without_gpu: Callable[[str], None]) -> None:
+    refused_without_gpu("launch")
