@@ -145,6 +145,15 @@ def reciprocal(value):
     )
 
 
+def at_least(word, floor, element):
+    """The elements of a word, none below those of another; NaN stays."""
+    return cute.arch.inline_ptx(
+        f"max.NaN.{dtype_name(element)}x2 {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[Uint32],
+        read_only_args=[word, floor],
+    )
+
+
 def transpose_matrix(word):
     """Transpose an 8x8 matrix of 16-bit elements, of which lane (group, t) has row `group`."""
     return cute.arch.inline_ptx(

@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from ..scalars import bits, choose, load_scalar
 from ..tensor_core import load_floats, load_shared, store_shared, thread_index
 from . import scan_output as output
+from .gate import gate, load_z
 from .scan_output import BLOCK
 from .segment import AMONG_OUTPUTS, READY, USED, next_stage
 from .shape import OWNERS, TURNS, WARP, slot
@@ -22,7 +23,7 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
     and `out`: pointer, and the strides of batch, token, and group or head. `d`: pointer, dtype, and
     the strides of head and channel. With `pdl`, `prepare` may still run at first.
     """
-    shape, element, shared = segment.shape, segment.element, segment.shared
+    shape, shared = segment.shape, segment.shared
     first, count, seqlen, tile = segment.first, segment.count, segment.seqlen, shape.tile
     c, (c_batch, c_token, c_group) = c
     z, (z_batch, z_token, z_head) = z
@@ -48,25 +49,15 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
     out_from = out.toint() + 2 * (
         Int64(segment.batch) * out_batch + Int64(segment.head) * out_head + segment.channel
     )
-    # Where this lane finds its parts of the state.
-    s_lanes = [shared + shape.s_start + slot(group, t ^ pair) * 16 for pair in (0, 2)]
-    y = cute.make_rmem_tensor((4, shape.halves, shape.channel_tiles), Float32)
     before = shape.row_blocks - 1
     cs = cute.make_rmem_tensor((4, shape.halves, shape.runs), Uint32)
     cbs = cute.make_rmem_tensor((4, shape.halves, shape.row_blocks), Uint32)
     cbs.fill(0)
-    # What the tile before has left to store.
-    words = cute.make_rmem_tensor((2, shape.halves, shape.channel_tiles), Uint32)
-    words.fill(0)
-    out_at = out_from
-    out_left = Int32(0)
     row_block = owner % shape.row_blocks
-    stage = turn
-    s_stage = Uint32(turn * shape.s_stage)
     token = (first + turn) * tile + row_block * 16 + part * 8 + group
     cb_here = cb_from + cb_tile * (first + turn) + output.triangle_of(row_block)
     if count > turn:
-        c_rows = output.rows_of_c(c_from, c_token, token, seqlen, shape)
+        c_rows = output.rows_of(c_from, c_token, token, seqlen, shape)
         for run in cutlass.range_constexpr(shape.runs):
             output.load_c(cs, run, c_rows, t, shape)
     channel = warp * WARP + lane
@@ -91,12 +82,54 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
             seqlen - token + group,
             shape,
         )
+    walk = (
+        *(segment, (turn, owner, part), lanes, (cs, c_from, c_token), (cbs, cb_here, cb_tile)),
+        *((z_from, z_token), (out_from, out_token), starts, packed),
+    )
+    # Apart, so that what one needs takes no registers from the other; with masks that is slower.
+    if cutlass.const_expr(packed):
+        walk_tiles(*walk, z.toint() != 0)
+    elif z.toint() != 0:
+        walk_tiles(*walk, True)
+    else:
+        walk_tiles(*walk, False)
+
+
+@cute.jit
+def walk_tiles(segment, owns, lanes, c, cb, z, out, starts, packed, gated):
+    """Walk a warp's tiles: every other one of the segment.
+
+    `owns`: its set of warps, its place there, and which half of a block it has. `c`: registers with
+    the first row, where rows start, and the stride of tokens. `cb`: registers with the first block
+    on the diagonal, the address of that row of blocks, and the stride of tiles. `z`, read if
+    `gated`, and `out`: where their rows start, and the stride of tokens.
+    """
+    shape, element, shared = segment.shape, segment.element, segment.shared
+    first, count, seqlen, tile = segment.first, segment.count, segment.seqlen, shape.tile
+    turn, owner, part = owns
+    lane, group, t = lanes
+    cs, c_from, c_token = c
+    cbs, cb_here, cb_tile = cb
+    z_from, z_token = z
+    out_from, out_token = out
+    # Where this lane finds its parts of the state.
+    s_lanes = [shared + shape.s_start + slot(group, t ^ pair) * 16 for pair in (0, 2)]
+    y = cute.make_rmem_tensor((4, shape.halves, shape.channel_tiles), Float32)
+    # What the tile before has left to store.
+    words = cute.make_rmem_tensor((2, shape.halves, shape.channel_tiles), Uint32)
+    words.fill(0)
+    out_at = out_from
+    out_left = Int32(0)
+    before = shape.row_blocks - 1
+    row_block = owner % shape.row_blocks
+    stage = turn
+    s_stage = Uint32(turn * shape.s_stage)
     for i in cutlass.range(turn, count, TURNS, unroll=1):
         more = i + TURNS < count
         # The other way round in this warp's next tile.
         next_block = before - row_block
         next_token = (first + i + TURNS) * tile + next_block * 16 + part * 8 + group
-        c_rows = output.rows_of_c(c_from, c_token, next_token, seqlen, shape)
+        c_rows = output.rows_of(c_from, c_token, next_token, seqlen, shape)
         cb_next = cb_here + (
             cb_tile * TURNS + output.triangle_of(next_block) - output.triangle_of(row_block)
         )
@@ -164,33 +197,48 @@ def write_outputs(segment, warp, lanes, c, z, out, d, cb, starts, packed, pdl):
         # The decay up to the token before this row of blocks.
         reference_at = choose(row_block > 0, row_block * 128 - 8, Int32(0))
         reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
+        token = (first + i) * tile + local + group
+        # Past the end the last one's is read again, or none, whatever takes fewer registers.
+        rows = output.rows_of(*z, token, None if packed else seqlen, shape)
+        left_of_z = seqlen - token if packed else None
+        # Half of it early, or all as soon as the last block but one is done with: as many as there
+        # are registers for.
+        if gated:
+            if cutlass.const_expr(packed):
+                load_z(words, rows, left_of_z, range(1), t)
+            elif row_block == 0:
+                load_z(words, rows, left_of_z, range(shape.halves), t)
         if start < 0:
             for blocks in cutlass.range_constexpr(1, shape.row_blocks):
                 if row_block == blocks:
                     output.multiply_before(
-                        *(y, cbs, blocks, pairs, x_rows, reference, decays, None),
+                        *(y, cbs, range(blocks - 1), pairs, x_rows, reference, decays, None),
                         *(2 * t, shape, element),
+                    )
+                    if cutlass.const_expr(not packed):  # noqa: SIM102
+                        if gated:
+                            load_z(words, rows, left_of_z, range(shape.halves), t)
+                    output.multiply_before(
+                        *(y, cbs, range(blocks - 1, blocks), pairs, x_rows, reference),
+                        *(decays, None, 2 * t, shape, element),
                     )
         elif cutlass.const_expr(packed):
             begins = output.own_starts(starts_stage + (local + group) * 4, shape)
             for blocks in cutlass.range_constexpr(1, shape.row_blocks):
                 if row_block == blocks:
                     output.multiply_before(
-                        *(y, cbs, blocks, pairs, x_rows, reference, decays, begins),
+                        *(y, cbs, range(blocks), pairs, x_rows, reference, decays, begins),
                         *(2 * t, shape, element),
                     )
         if more:
             cute.arch.barrier_arrive(barrier_id=USED + turn, number_of_threads=8 * WARP)
+        # The same, found anew: kept, it would take a register.
         token = (first + i) * tile + local + group
-        if z.toint() != 0:
-            output.gate(
-                y,
-                z_from + Int64(token) * (z_token * 2),
-                z_token * 16,
-                t,
-                seqlen - token,
-                element,
-            )
+        if gated:
+            if cutlass.const_expr(packed):
+                rows = output.rows_of(*z, token, None, shape)
+                load_z(words, rows, seqlen - token, range(1, shape.halves), t)
+            gate(y, words, t, element)
             # Else the next tile's would come from memory only when they are used.
             following = next_token - group
             output.ask_for_rows(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from ..scalars import choose, load_two, load_words, prefetch, reload_words, store_words
+from ..scalars import choose, load_words, prefetch, reload_words, store_words
 from ..tensor_core import (
     exp2,
     load_floats,
@@ -21,11 +21,9 @@ from ..tensor_core import (
     load_shared,
     mma,
     pack,
-    reciprocal,
     transpose_matrix,
     unpack,
 )
-from .prepare import LOG2_E
 from .shape import WARP
 
 BLOCK = 1024
@@ -37,13 +35,14 @@ def triangle_of(row_block):
     return Int64(row_block * (row_block + 1) // 2) * BLOCK
 
 
-def rows_of_c(c_from, c_token, token, seqlen, shape):
-    """Addresses of each half's row of C; for tokens past the end those of the last."""
+def rows_of(start, stride, token, seqlen, shape):
+    """Addresses of each half's row of C or z; past `seqlen`, if given, that of the last token."""
     rows = []
     for half in range(shape.halves):
         row = token + 8 * half
-        row = choose(row < seqlen, row, seqlen - 1)
-        rows.append(c_from + Int64(row) * (c_token * 2))
+        if seqlen is not None:
+            row = choose(row < seqlen, row, seqlen - 1)
+        rows.append(start + Int64(row) * (stride * 2))
     return rows
 
 
@@ -326,12 +325,12 @@ def load_columns(pairs, block):
 def multiply_before(
     y, cbs, blocks, pairs, x_rows, reference, decays, begins, first, shape, element
 ):
-    """Add what the blocks before the diagonal give, of which there are `blocks`.
+    """Add what some blocks before the diagonal give.
 
     `begins`: of `own_starts`, or None if no sequence starts in the tile. `first`: the token of the
     first block's column 2t.
     """
-    for block in range(blocks):
+    for block in blocks:
         columns = load_columns(pairs, block)
         found = weights_before(cbs, block, columns, reference, decays, element)
         if begins is not None:
@@ -369,20 +368,6 @@ def add_dx(y, xs, d_column, own, first, element):
                 for i, value in enumerate(unpack(word, element)):
                     weight = factor + own[2 * half + i]
                     y[2 * row + i, half, m] = y[2 * row + i, half, m] + weight * value
-
-
-def gate(y, address, eight_rows, t, left, element):
-    """Multiply by silu(z), read as `Rows` are stored."""
-    _, halves, tiles = y.shape
-    address = address + Int64(t // 2 * 8 + t % 2 * 16)
-    for half in range(halves):
-        for m in range(tiles):
-            first, second = load_two(address, left > 8 * half, 32 * m)
-            for row, word in enumerate(pair_up(first, second, t)):
-                for i, value in enumerate(unpack(transpose_matrix(word), element)):
-                    place = (2 * row + i, half, m)
-                    y[place] = y[place] * value * reciprocal(1.0 + exp2(value * -LOG2_E))
-        address = address + eight_rows
 
 
 def ask_for_rows(address, stride, lane, left, shape):

@@ -11,6 +11,7 @@ from ..tensor_core import (
     exp2,
     load_floats,
     load_matrices,
+    load_shared,
     mma,
     pack,
     store_shared,
@@ -216,6 +217,12 @@ def weights_to_end(left_at_end, offset):
     return found + load_floats(left_at_end, offset + 32, count=2)
 
 
+def last_start(shape, shared, stage):
+    """Where in its tile the sequence of its last token starts; -1 if before it."""
+    starts_stage = shared + Uint32(shape.starts_start + stage * (4 * shape.tile))
+    return Int32(load_shared(starts_stage, 4 * shape.tile - 4, count=1)[0])
+
+
 def counted(start, last):
     """Masks of the tokens 2t and 2t + 1, and 8 further on, from `start` to `last`.
 
@@ -234,17 +241,29 @@ def weights_until(pairs, a_end):
     return [exp2(a_end - values[2 * i]) * values[2 * i + 1] for i in range(4)]
 
 
-def update(s, x_rows, b_rows, factors, masks, element):
-    """Add 16 tokens to the state: x times B, weighted; `masks` of `counted`, or None for all."""
+def update(s, x_rows, b_rows, factors, masks, element, rounded=pack):
+    """Add 16 tokens to the state: x times B, weighted; `masks` of `counted`, or None for all.
+
+    Of the weighted B what `rounded` gives: itself, or what rounding it has left.
+    """
     n_tiles = s.shape[1]
     # With masks a few columns at a time, as there are no registers for more.
     some = n_tiles if masks is None else 2
     for n in range(0, n_tiles, some):
         columns = range(n, min(n + some, n_tiles))
-        update_columns(s, columns, x_rows, b_rows, factors, masks, element)
+        update_columns(s, columns, x_rows, b_rows, factors, masks, element, rounded)
 
 
-def update_columns(s, columns, x_rows, b_rows, factors, masks, element):
+def rounded_away(low, high, element):
+    """What `pack` leaves of two fp32 numbers, rounded in turn; nothing of infinities."""
+    rests = []
+    for number, kept in zip((low, high), unpack(pack(low, high, element), element), strict=True):
+        finite = (bits(kept) & Uint32(0x7F800000)) != Uint32(0x7F800000)
+        rests.append(choose(finite, number - kept, Float32(0.0)))
+    return pack(*rests, element)
+
+
+def update_columns(s, columns, x_rows, b_rows, factors, masks, element, rounded):
     """As `update`, of some tiles of columns."""
     operands = {}
     n_tiles = columns.stop
@@ -255,7 +274,7 @@ def update_columns(s, columns, x_rows, b_rows, factors, masks, element):
             scaled = []
             for half in (0, 1):
                 low, high = unpack(words[2 * (tile - first) + half], element)
-                word = pack(low * factors[2 * half], high * factors[2 * half + 1], element)
+                word = rounded(low * factors[2 * half], high * factors[2 * half + 1], element)
                 scaled.append(word if masks is None else word & masks[half])
             operands[tile] = scaled
     for m in range(s.shape[2]):

@@ -11,7 +11,7 @@ from ..tensor_core import commit_copies, exp2, load_floats, load_shared, wait_co
 from . import scan_state as state
 from .scan_state import NEVER
 from .segment import AMONG_STATES, READY, USED, next_stage
-from .shape import B_STAGES, OWNERS, STATE_WARPS, WARP
+from .shape import B_STAGES, OWNERS, STATE_WARPS, WARP, X_STAGES
 
 AHEAD = 3
 """Tiles after which one is asked for that is not copied yet."""
@@ -225,7 +225,7 @@ def carry_state(
         if cutlass.const_expr(packed):
             starts_stage = shared + Uint32(shape.starts_start + stage * (4 * tile))
             if starts.toint() != 0:
-                start = Int32(load_shared(starts_stage, 4 * tile - 4, count=1)[0])
+                start = state.last_start(shape, shared, stage)
             token = (first + i) * tile
             while next_end <= token + tile:
                 begin = state.sequence_end(cu_seqlens, sequence - 1, sequences)
@@ -298,6 +298,9 @@ def carry_state(
     head = pinned(segment.head)
     column = column + 2 * t
     if (final.toint() != 0) & ((final_segment >= 0) | (segment.number == segment.segments - 1)):
+        if cutlass.const_expr(outputs):
+            last = choose(stage == 0, Int32(X_STAGES - 1), stage - 1)
+            add_rounded_away(segment, s, x_lane, b_lane, last, t, starts, packed)
         entry = (
             Int64(segment.batch) * final_batch
             + choose(final_segment >= 0, Int64(segment.number) * final_segment, Int64(0))
@@ -313,3 +316,42 @@ def carry_state(
             * 4
         )
         store_words(address, [bits(choose(ended == 0, exp2(total), Float32(-1.0)))], True)
+
+
+@cute.jit
+def add_rounded_away(segment, s, x_lane, b_lane, stage, t, starts, packed):
+    """Add to the state after the last tile, which is still there, what rounding took from it.
+
+    Of the last 17 to 32 tokens, of which most is left at the end: so final states are much more
+    exact, for little time. `x_lane` and `b_lane`: where this lane finds first tiles; `stage`: that
+    of the tile's x.
+    """
+    shape, shared = segment.shape, segment.shared
+    x_stage = x_lane + Uint32(stage * shape.x_stage)
+    b_stage = b_lane + Uint32((segment.count - 1) % B_STAGES * shape.b_stage)
+    left_at_end = shared + Uint32(
+        shape.decay_start + stage * shape.decay_stage + 8 * shape.tile + t * 8
+    )
+    # The outer one is decided at compile time, the inner one at run time.
+    start = Int32(-1)
+    if cutlass.const_expr(packed):  # noqa: SIM102
+        if starts.toint() != 0:
+            start = state.last_start(shape, shared, stage)
+    left = segment.seqlen - (segment.first + segment.count - 1) * shape.tile
+    blocks = choose(left < shape.tile, (left + 15) // 16, Int32(shape.row_blocks))
+    blocks = choose(segment.count > 0, blocks, Int32(0))
+    first = choose(blocks > 2, blocks - 2, Int32(0))
+    # Few instructions: they are read from memory for this one time.
+    for block in cutlass.range(first, blocks, 1, unroll=1):
+        masks = None
+        if cutlass.const_expr(packed):
+            masks = state.counted(start - block * 16 - 2 * t, Int32(shape.tile))
+        state.update(
+            s,
+            x_stage + Uint32(block * (16 * shape.x_row)),
+            b_stage + Uint32(block * (16 * shape.b_row)),
+            state.weights_to_end(left_at_end + Uint32(block * 64), 0),
+            masks,
+            segment.element,
+            state.rounded_away,
+        )
