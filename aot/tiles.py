@@ -2,17 +2,23 @@
 
 Nothing is known of the values that branches depend on, so there are two counts: along the least and
 along the most costly way through a loop. Neither enters a loop within, which is for what is rare,
-where there is a way around it.
+where there is a way around it. Loops that exclude each other, as no way leads from one to the
+other, are alternatives if both copy to shared memory or neither does, and the same loops come
+before and after them; else they are those of different warps.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .instructions import class_of, global_bytes, matrix_fmas, shared_bytes
 from .sass import Instruction, branches, loops, parse
+
+Body = Sequence[Instruction]
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,9 @@ class Counts:
 class Tile:
     """What a block does for a tile, at least and at most.
 
-    `loops` are the outermost that multiply on tensor cores; as many warps as the budget's
-    `tile_warps` make a trip through each for a tile. `dram_bytes` is its `tile_bytes`.
+    `loops` are the outermost that multiply on tensor cores, and wait for other warps if any of
+    these do; alternatives count as one. As many warps as the budget's `tile_warps` make a trip
+    through each for a tile. `dram_bytes` is its `tile_bytes`.
     """
 
     loops: int
@@ -59,11 +66,17 @@ def per_tile(text: str, warps: int, dram_bytes: int) -> Tile | None:
     ]
     if not bodies or any(matrix_fmas(body) is None for body in bodies):
         return None
-    ways = [_Ways(body, targets, found) for body in bodies]
+    # What is multiplied before or after all tiles meets no other warp.
+    bodies = [body for body in bodies if _meets(body)] or bodies
+    ways = [
+        [_Ways(body, targets, found) for body in group]
+        for group in _alternatives(bodies, instructions, targets)
+    ]
 
     def counts(choose: Callable[[float, float], float]) -> Counts:
         def total(cost: Callable[[Instruction], int]) -> int:
-            return sum(way.cost(cost, choose) for way in ways) * warps
+            costs = [[way.cost(cost, choose) for way in group] for group in ways]
+            return sum(int(functools.reduce(choose, group)) for group in costs) * warps
 
         return Counts(
             instructions=total(lambda item: 1),
@@ -72,7 +85,50 @@ def per_tile(text: str, warps: int, dram_bytes: int) -> Tile | None:
             global_bytes=total(global_bytes),
         )
 
-    return Tile(len(bodies), dram_bytes, least=counts(min), most=counts(max))
+    return Tile(len(ways), dram_bytes, least=counts(min), most=counts(max))
+
+
+def _meets(body: Body) -> bool:
+    return any(item.mnemonic == "BAR" for item in body)
+
+
+def _copies(body: Body) -> bool:
+    return any(item.mnemonic == "LDGSTS" for item in body)
+
+
+def _alternatives(
+    bodies: Sequence[Body], instructions: Body, targets: Mapping[int, int]
+) -> list[list[Body]]:
+    """Loops in groups, of which a warp takes one each."""
+    starts = [body[0].address for body in bodies]
+    after = [
+        _reachable(body[-1].address, instructions, targets).intersection(starts) - {start}
+        for start, body in zip(starts, bodies, strict=True)
+    ]
+    groups: dict[Any, list[Body]] = {}
+    for place, (start, body) in enumerate(zip(starts, bodies, strict=True)):
+        before = frozenset(s for s, behind in zip(starts, after, strict=True) if start in behind)
+        role = (_copies(body), before, frozenset(after[place]))
+        groups.setdefault(role, []).append(body)
+    return list(groups.values())
+
+
+def _reachable(start: int, instructions: Body, targets: Mapping[int, int]) -> set[int]:
+    """Addresses that some way from an instruction leads to."""
+    places = {item.address: place for place, item in enumerate(instructions)}
+    seen: set[int] = set()
+    waiting = [start]
+    while waiting:
+        address = waiting.pop()
+        if address in seen:
+            continue
+        seen.add(address)
+        place = places[address]
+        if instructions[place].falls_through and place + 1 < len(instructions):
+            waiting.append(instructions[place + 1].address)
+        if targets.get(address) in places:
+            waiting.append(targets[address])
+    return seen
 
 
 def _outermost(found: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

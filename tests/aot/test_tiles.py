@@ -104,6 +104,60 @@ class TestCounting:
         assert branches(text) == {0: 32, 32: 16}
 
 
+def walks_of_three(*, apart: bool = True, barrier: str = "NOP") -> str:
+    """Two walks that multiply, once or twice a tile, and one that copies; with a loop behind.
+
+    The first two exclude each other if they are `apart`, else one follows on the other.
+    """
+    return sass(
+        "@P0 BRA `(.L_x_9)",
+        "@P5 BRA `(.L_x_2)",
+        ".L_x_0:",
+        barrier,
+        PRODUCT,
+        "@P2 BRA `(.L_x_0)",
+        "EXIT" if apart else "NOP",
+        ".L_x_2:",
+        barrier,
+        PRODUCT,
+        PRODUCT,
+        "@P2 BRA `(.L_x_2)",
+        "EXIT",
+        ".L_x_9:",
+        barrier,
+        "LDGSTS.E.BYPASS.128 [R2], [R4.64]",
+        PRODUCT,
+        "@P2 BRA `(.L_x_9)",
+        ".L_x_10:",
+        PRODUCT,
+        "@P2 BRA `(.L_x_10)",
+        "EXIT",
+    )
+
+
+class TestSeveralLoops:
+    def products(self, text: str) -> tuple[int, int, int]:
+        tile = counted(text)
+        return tile.loops, tile.least.matrix_fmas // 8192, tile.most.matrix_fmas // 8192
+
+    def test_those_that_exclude_each_other_are_alternatives(self) -> None:
+        # The last one follows on the copying one.
+        assert self.products(walks_of_three()) == (3, 1 + 1 + 1, 2 + 1 + 1)
+
+    def test_those_that_follow_on_each_other_are_not(self) -> None:
+        assert self.products(walks_of_three(apart=False)) == (4, 1 + 2 + 1 + 1, 1 + 2 + 1 + 1)
+
+    def test_one_that_copies_is_no_alternative_of_one_that_does_not(self) -> None:
+        text = walks_of_three(barrier="BAR.SYNC.DEFER_BLOCKING 0x1, 0x80")
+        text = text.replace("LDGSTS.E.BYPASS.128 [R2], [R4.64]", "NOP")
+        # Of the third there is nothing left that would tell it from the others, but what follows.
+        assert self.products(text.replace("@P2 BRA `(.L_x_10)", "NOP")) == (1, 1, 2)
+
+    def test_where_walks_meet_at_barriers_what_meets_nobody_is_none(self) -> None:
+        text = walks_of_three(barrier="BAR.SYNC.DEFER_BLOCKING 0x1, 0x80")
+        assert self.products(text) == (2, 1 + 1, 2 + 1)
+
+
 @pytest.mark.parametrize(
     ("opcode", "shared", "moved"),
     [
