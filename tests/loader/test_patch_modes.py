@@ -144,3 +144,19 @@ def test_a_compiled_model_with_gradients_or_other_kernels_does_not(
     loader.patch(model.requires_grad_(False), PlainKernels())  # pyright: ignore
     torch.compile(model, fullgraph=True, backend="aot_eager")(x)
     assert kernels.gemv_rows == []
+
+
+def test_compare_mode_survives_the_original_code(
+    kernels: PlainKernels, model: Block, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    report = loader.patch(model, compare=1.0)
+    x = x_of(1)
+    found = model.up(x)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(nn.functional, "linear", fail)
+    assert torch.equal(model.up(x), found)
+    assert (report.entries[0].calls, report.entries[0].compared) == (2, 1)
+    assert "compare: up: the original code failed: out of memory" in caplog.text
