@@ -105,7 +105,7 @@ NO_DEVICES = {
     # Torch's `cuda:256` is `cuda:0`, its `cuda:255` has the number -1.
     "'cuda:255'": ("ArgumentError", "'cuda:255'"),
     "'cuda:256'": ("ArgumentError", "'cuda:256'"),
-    "[torch.device('cuda:254')]": ("ArgumentError", "index=-2"),
+    "[torch.device('cuda:254')]": ("ArgumentError", "device(type='cuda'"),
     "torch.tensor(0)": ("ArgumentError", "tensor(0)"),
     "b'cpu'": ("ArgumentError", "b'cpu'"),
     "None": ("DriverUnavailable", "no CUDA device", "CUDA build"),
