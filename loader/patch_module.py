@@ -37,8 +37,9 @@ def install(module: Module, runner: Runner) -> None:
         TypeError: its class does not let itself be derived from.
     """
     kind = type(module)
-    # Where somebody else has put a class back that the module had while it was patched.
-    patched = kind if _is_patched(kind) else _patched(kind)
+    # Somebody else may have put a class back that the module had while it was patched, or may have
+    # derived one from it: its forward asks for a runner already.
+    patched = kind if hasattr(kind, "sonata_aot_original") else _patched(kind)
     object.__setattr__(module, STATE, runner)
     module.__class__ = patched
 
@@ -51,7 +52,7 @@ def remove(module: Module, runner: Runner) -> bool:
     if module.__dict__.get(STATE) is not runner:
         return False
     object.__delattr__(module, STATE)
-    if _is_patched(type(module)):
+    if "sonata_aot_original" in type(module).__dict__:
         module.__class__ = cast(Any, type(module)).sonata_aot_original
     return True
 
@@ -64,10 +65,6 @@ def installed(module: Module) -> Runner | None:
 def original_class(module: Module) -> type[Module]:
     """The class that a module has, or had before it was patched."""
     return getattr(type(module), "sonata_aot_original", type(module))
-
-
-def _is_patched(kind: type[Module]) -> bool:
-    return "sonata_aot_original" in kind.__dict__
 
 
 @functools.cache

@@ -142,6 +142,24 @@ def test_a_parametrization_of_a_patched_module_and_its_end(kernels: PlainKernels
     assert type(model) is nn.Linear
 
 
+def test_a_class_that_is_derived_from_a_patched_one(kernels: PlainKernels) -> None:
+    """As FSDP does, which changes the class of a module."""
+    model = linear()
+    first = loader.patch(model)
+    sharded = type("Sharded", (type(model),), {})
+    model.__class__ = sharded
+    first.undo()
+    second = loader.patch(model)
+    model(x_of(2))
+    model(x_of(9))
+    assert counts(first, THE_MODEL) == (0, {})
+    assert counts(second, THE_MODEL) == (1, {fallback.ROWS: 1})
+    second.undo()
+    model(x_of(2))
+    assert kernels.gemv_rows == [2]
+    assert type(model) is sharded
+
+
 @pytest.mark.parametrize("kind", [OwnReduce, OwnDeepcopy])
 def test_classes_that_copy_themselves(kernels: PlainKernels, kind: type[nn.Linear]) -> None:
     model, x = linear(kind), x_of(2)
@@ -301,6 +319,17 @@ def test_a_program_of_a_mixer_that_was_made_wider(kernels: PlainKernels, program
     model.float()
     torch.compile(model, backend="aot_eager")(ids.float())
     assert len(kernels.scans) == 1
+
+
+def test_a_mixer_that_was_moved_to_another_device(
+    kernels: PlainKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mixer()
+    report = loader.patch(model)
+    monkeypatch.setattr(fallback, "device_of", lambda tensor: 1)
+    model(torch.randn(1, 20, 32, dtype=torch.bfloat16))
+    assert counts(report, THE_MODEL) == (0, {fallback.ELSEWHERE: 1})
+    assert kernels.scans == []
 
 
 class Quantised(nn.Module):
