@@ -33,7 +33,7 @@ Node = int | str | tuple[str, tuple["Node", ...]]
 class Expression:
     """A parsed expression; `names` are those it needs a value for."""
 
-    __slots__ = ("_evaluate", "names", "text")
+    __slots__ = ("_evaluate", "_root", "names", "text")
 
     def __init__(self, text: str) -> None:
         """Parse `text`.
@@ -42,9 +42,10 @@ class Expression:
             ManifestError: the text is not in the grammar, or is longer or deeper than sane.
         """
         self.text = text
-        root = _Parser(text).parse()
-        self.names = frozenset(_names(root))
-        self._evaluate = _evaluator(root, text)
+        self._root = _Parser(text).parse()
+        self.names = frozenset(_names(self._root))
+        # Made when it is needed: a loader reads expressions that only a build evaluates.
+        self._evaluate: Callable[[Mapping[str, int]], int] | None = None
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The value, given an integer for every name.
@@ -53,6 +54,8 @@ class Expression:
             ArgumentError: a name has no value, a step leaves the signed 64-bit range, or
                 `ceildiv` divides by something below 1.
         """
+        if self._evaluate is None:
+            self._evaluate = _evaluator(self._root, self.text)
         return self._evaluate(values)
 
     def __repr__(self) -> str:

@@ -72,10 +72,12 @@ def read_bounded(path: Path | str, most: int, *, owned: bool = False) -> bytes:
                 f"{path} has {status.st_size} bytes, more than {most}",
                 remedy="rebuild the artifacts",
             )
-        # One more than allowed, so that a file that grows meanwhile is noticed.
+        # One more than there was, so that a file that grows meanwhile is noticed, and that no
+        # second read has to find the end.
         data = os.read(descriptor, status.st_size + 1)
-        while len(data) <= most and (more := os.read(descriptor, most + 1 - len(data))):
-            data += more
+        if len(data) != status.st_size:
+            while len(data) <= most and (more := os.read(descriptor, most + 1 - len(data))):
+                data += more
     finally:
         os.close(descriptor)
     if len(data) > most:

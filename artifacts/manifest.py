@@ -222,14 +222,20 @@ class Manifest:
             # A launch expression or an arch inside the file: the file is what is wrong.
             raise ManifestError(f"{where}: {error.what}", remedy=error.remedy) from None
         # What was decoded is what `encode` would give: `content` itself is compared.
-        above = _known_above(content, data)
-        expected, digest = sealed(content) if above is None else _with_digest(above)
+        end = _known_above(content, data)
+        if end is None:
+            expected, digest = sealed(content)
+            canonical = data == expected
+        else:
+            # Without copies of the file: those of this size cost more than to hash it.
+            digest = hashlib.sha256(memoryview(data)[:end]).hexdigest()
+            canonical = data[end:] == _digest_line(digest)
         if stated != digest:
             raise ManifestError(
                 f"{where}: its digest does not match its content",
                 remedy="rebuild the artifacts: the file was edited or damaged",
             )
-        if data != expected:
+        if not canonical:
             raise ManifestError(
                 f"{where}: not in canonical form",
                 remedy="rebuild the artifacts: the file was edited or reformatted",
@@ -297,11 +303,15 @@ def _above(content: Mapping[str, Any]) -> bytes:
 
 def _with_digest(above: bytes) -> tuple[bytes, str]:
     digest = hashlib.sha256(above).hexdigest()
-    return above + f'"digest":"{digest}"\n}}\n'.encode("ascii"), digest
+    return above + _digest_line(digest), digest
 
 
-def _known_above(content: Mapping[str, Any], data: bytes) -> bytes | None:
-    """`_above` of the content that was read from `data`, out of `data`: None where that is unsure.
+def _digest_line(digest: str) -> bytes:
+    return f'"digest":"{digest}"\n}}\n'.encode("ascii")
+
+
+def _known_above(content: Mapping[str, Any], data: bytes) -> int | None:
+    """How far `_above` of the content that was read from `data` goes in it: None where unsure.
 
     Most of the time to check a manifest would go into writing its long lists again.
     """
@@ -315,30 +325,31 @@ def _known_above(content: Mapping[str, Any], data: bytes) -> bytes | None:
         end = data.find(foot, at)
         if end < 0 or not data.startswith(head, at):
             return None
-        if not _is_plain(data[at + len(head) : end], content[key]):
+        if not _is_plain(data, at + len(head), end, content[key]):
             return None
         at = end + len(foot)
-    return data[:at]
+    return at
 
 
 # In JSON without these there is one way to write a text and one to write an integer.
 _AMBIGUOUS = (b"\\", b"-", b" ", b"\t", b"\r", b"\x7f")
 
 
-def _is_plain(text: bytes, items: list[dict[str, Any]]) -> bool:
-    """Whether the text that these objects were read from can only be the canonical one.
+def _is_plain(data: bytes, start: int, end: int, items: list[dict[str, Any]]) -> bool:
+    """Whether the part of `data` that these objects were read from can only be the canonical one.
 
     They must have been decoded: alike, and without floats. False says nothing.
     """
-    if not items or not text.isascii() or any(mark in text for mark in _AMBIGUOUS):
+    if not items or not data.isascii():
         return False
-    breaks = text.count(b"},\n{")
-    if text.count(b"\n") != breaks or b"},{" in text:
+    if any(data.find(mark, start, end) >= 0 for mark in (*_AMBIGUOUS, b"},{")):
+        return False
+    if data.count(b"\n", start, end) != data.count(b"},\n{", start, end):
         return False
     # A key that stands twice leaves one key fewer than there are colons after quotation marks.
     inner = [key for key, value in items[0].items() if type(value) is dict]
     keys = sum(map(len, items)) + sum(len(item[key]) for item in items for key in inner)
-    return text.count(b'":') == keys
+    return data.count(b'":', start, end) == keys
 
 
 def _binary_problem(declaration: Declaration, binary: Binary, sm: int) -> str | None:

@@ -27,10 +27,19 @@ class Comparison:
         return self._share > 0 and self._random.random() < self._share and not _is_capturing()
 
     def check(self, entry: Entry, found: Any, original: Callable[[], Any]) -> None:
-        """Log the relative error of `found`, one tensor or several; waits for the device."""
-        error = max(map(_relative_error, _tensors(found), _tensors(original())), default=0.0)
-        entry.compared += 1
-        entry.largest_error = _worse(entry.largest_error, error)
+        """Log the relative error of `found`, one tensor or several; waits for the device.
+
+        Where the original code fails, for want of memory perhaps, that is logged: the call has its
+        answer.
+        """
+        try:
+            error = max(map(_relative_error, _tensors(found), _tensors(original())), default=0.0)
+        except Exception as problem:
+            logger.warning("compare: %s: the original code failed: %s", entry.module, problem)
+            return
+        counts = entry.counts
+        counts.compared += 1
+        counts.largest_error = _worse(counts.largest_error, error)
         logger.info("compare: %s by %s: relative error %.2e", entry.module, entry.kernel, error)
 
 

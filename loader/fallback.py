@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .gemv import Gemv
 from .gemv_plan import MOST_ROWS
@@ -23,6 +24,8 @@ ROWS = f"more than {MOST_ROWS} rows, or none"
 LAYOUT = "layouts that kernels do not read"
 AUTOCAST = "autocast"
 GRADIENT = "a gradient was asked for"
+COMPUTED = "a weight or bias that is computed, or is no parameter"
+REPLACED = "the class's forward was replaced"
 
 
 def is_plain(tensor: object) -> bool:
@@ -92,6 +95,29 @@ def why_not(devices: frozenset[int], x: Tensor, weight: Tensor, bias: Tensor | N
     ):
         return GRADIENT
     return None
+
+
+def fits_program(devices: frozenset[int], x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """What `why_not` asks, as far as it is known where a program is traced; without its reasons."""
+    if x.dim() == 0 or weight.dim() != 2 or weight.stride(1) != 1:
+        return False
+    n, k = weight.shape
+    if x.shape[-1] != k or not (1 <= n <= LARGEST and 1 <= k <= LARGEST):
+        return False
+    if bias is not None and (bias.shape != (n,) or (n != 1 and bias.stride(0) != 1)):
+        return False
+    if device_of(x) not in devices or x.dtype not in DTYPES or torch.is_autocast_enabled("cuda"):
+        return False
+    grad = torch.is_grad_enabled()
+    for one in (x, weight) if bias is None else (x, weight, bias):
+        if one.device != x.device or one.dtype != x.dtype or (grad and one.requires_grad):
+            return False
+        if is_traceable_wrapper_subclass(one):  # of no other subclass is anything seen
+            return False
+    rows = 1
+    for size in x.shape[:-1]:
+        rows = rows * size
+    return 1 <= rows <= MOST_ROWS
 
 
 def is_watched() -> bool:

@@ -46,9 +46,14 @@ class Family:
         )
         return heads, headdim, groups, dstate
 
-    def like(self, mixer: Any) -> Tensor:
-        """A weight of the dtype and device that the scan's x has."""
-        return mixer.in_proj.weight
+    def like(self, mixer: Any) -> Tensor | None:
+        """A weight of the dtype and device that the scan's x has; None if there is none."""
+        for layer in (mixer.in_proj, mixer.conv1d):
+            weight = getattr(layer, "weight", None)
+            # A projection whose weights are quantised may have none, or integers.
+            if isinstance(weight, Tensor) and weight.is_floating_point():
+                return weight
+        return None
 
     def why_left_alone(self, mixer: Module) -> str | None:
         """Why a mixer of this class cannot be patched; None if it can."""
@@ -139,4 +144,7 @@ def family_of(module: Module) -> Family | None:
 
 def looks_like_mixer(module: Module) -> bool:
     """Whether a module of no known class has what a Mamba2 mixer has."""
-    return all(hasattr(module, name) for name in ("A_log", "dt_bias", "D", "conv1d"))
+    try:
+        return all(hasattr(module, name) for name in ("A_log", "dt_bias", "D", "conv1d"))
+    except Exception:  # a `__getattr__` of its own may raise anything
+        return False

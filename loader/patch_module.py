@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch.nn import Module
 
@@ -17,18 +17,31 @@ Forward = Callable[..., Any]
 STATE = "_sonata_aot_patch"
 
 
-class Runner(Protocol):
+class Runner:
     """What a patched module runs: `run(original, module, *arguments, **named)`."""
 
     def run(self, original: Forward, module: Module, *arguments: Any, **named: Any) -> Any:
         """The result of the module's forward."""
-        ...
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # Copied or pickled only by whoever copies a module's dictionary himself: the copy runs the
+        # original code.
+        return type(None), ()
 
 
 def install(module: Module, runner: Runner) -> None:
-    """Make a module run `runner`."""
+    """Make a module run `runner`.
+
+    Raises:
+        TypeError: its class does not let itself be derived from.
+    """
+    kind = type(module)
+    # Somebody else may have put a class back that the module had while it was patched, or may have
+    # derived one from it: its forward asks for a runner already.
+    patched = kind if hasattr(kind, "sonata_aot_original") else _patched(kind)
     object.__setattr__(module, STATE, runner)
-    module.__class__ = _patched(type(module))
+    module.__class__ = patched
 
 
 def remove(module: Module, runner: Runner) -> bool:
@@ -57,18 +70,19 @@ def original_class(module: Module) -> type[Module]:
 @functools.cache
 def _patched(original: type[Module]) -> type[Module]:
     """The subclass that patched modules of a class share."""
-    original_forward: Forward = original.forward
 
-    @functools.wraps(original_forward)
+    @functools.wraps(original.forward)
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
         runner = getattr(self, STATE, None)
+        # The class's forward of now: others may replace it, too.
         if runner is None:  # a method taken while the module was patched
-            return original_forward(self, *arguments, **named)
-        return runner.run(original_forward, self, *arguments, **named)
+            return original.forward(self, *arguments, **named)
+        return runner.run(original.forward, self, *arguments, **named)
 
     def reduce(self: Any, protocol: Any) -> Any:
         # By the first protocol's function: that of later ones insists on the object's own class.
         constructor, arguments, state, *rest = super(patched, self).__reduce_ex__(1)
+        constructor = original if constructor is patched else constructor
         arguments = tuple(original if item is patched else item for item in arguments)
         if isinstance(state, dict):
             state = {name: value for name, value in state.items() if name != STATE}

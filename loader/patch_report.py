@@ -6,6 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from .log import logger
+
+
+class Counts:
+    """What the calls of one patched module add up to; see `Entry`."""
+
+    def __init__(self) -> None:
+        """They start at zero."""
+        self.calls = 0
+        self.original_calls: Counter[str] = Counter()
+        self.compared = 0
+        self.largest_error = 0.0
+
 
 class Entry:
     """One module of a patched model.
@@ -24,17 +37,50 @@ class Entry:
     """
 
     def __init__(
-        self, module: str, shape: str, kernel: str | None = None, reason: str | None = None
+        self,
+        module: str,
+        shape: str,
+        kernel: str | None = None,
+        reason: str | None = None,
+        counts: Counts | None = None,
     ) -> None:
-        """Counters start at zero."""
+        """`counts` are those of the module's entry in another model."""
         self.module = module
         self.shape = shape
         self.kernel = kernel
         self.reason = reason
-        self.calls = 0
-        self.original_calls: Counter[str] = Counter()
-        self.compared = 0
-        self.largest_error = 0.0
+        self.counts = Counts() if counts is None else counts
+
+    @property
+    def calls(self) -> int:
+        """Calls that a kernel answered."""
+        return self.counts.calls
+
+    @property
+    def original_calls(self) -> Counter[str]:
+        """Calls that the original code answered, by the reason."""
+        return self.counts.original_calls
+
+    @property
+    def compared(self) -> int:
+        """Calls that ran both ways."""
+        return self.counts.compared
+
+    @property
+    def largest_error(self) -> float:
+        """The largest relative error among those."""
+        return self.counts.largest_error
+
+    def renamed(self, module: str) -> Entry:
+        """This entry in a model where the module has another name."""
+        if module == self.module:
+            return self
+        return Entry(module, self.shape, self.kernel, self.reason, self.counts)
+
+    def warn_once(self, reason: str) -> None:
+        """Log that the original code is about to answer a call, if no call had this reason yet."""
+        if reason not in self.original_calls:
+            logger.warning("%s: a call runs the module's original code: %s", self.module, reason)
 
     def __repr__(self) -> str:
         return f"Entry({self.module!r}, {self.shape!r}, {self.kernel or self.reason!r})"

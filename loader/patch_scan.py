@@ -14,8 +14,7 @@ from ..artifacts.errors import ArgumentError, VariantMissing
 from . import fallback, operators
 from .compare import Comparison
 from .disable import DISABLED, is_disabled
-from .log import logger
-from .patch_module import Forward
+from .patch_module import Forward, Runner
 from .patch_report import Entry
 from .tensors import DTYPES
 
@@ -28,7 +27,7 @@ _PARAMETERS = inspect.signature(operators.mamba_chunk_scan_combined).parameters
 _ALWAYS = frozenset(("x", "dt", "A", "B", "C", "chunk_size"))
 
 
-class ScanRunner:
+class ScanRunner(Runner):
     """Runs one patched mixer: a copy of its forward whose scan is `scan`."""
 
     def __init__(
@@ -48,7 +47,6 @@ class ScanRunner:
         self._devices = devices
         self._comparison = comparison
         self._in_programs = in_programs
-        self._warned: set[str] = set()
         # What runs in place of the class's forward, and of methods that it calls.
         self.forward: Forward | None = None
 
@@ -76,18 +74,20 @@ class ScanRunner:
     def scan_only(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | str:
         """Our scan's results, or what it lacks for these arguments."""
         if torch.compiler.is_compiling():
+            if not _fits_program(**as_named(arguments, named)):
+                return fallback.DTYPE
             return operators.mamba_chunk_scan_combined(*arguments, **named)
         try:
             return self._scan(*arguments, **named)
         except (ArgumentError, VariantMissing) as error:
-            self._warn(error.what)
+            self.entry.warn_once(error.what)
             return error.what
 
     def count(self, found: Any, original: Callable[[], Any]) -> None:
         """Count a call that kernels answered, and compare it where that is wanted."""
         if torch.compiler.is_compiling():
             return
-        self.entry.calls += 1
+        self.entry.counts.calls += 1
         if self._comparison.wanted():
             self._comparison.check(self.entry, found, original)
 
@@ -121,12 +121,15 @@ class ScanRunner:
                 return fallback.GRADIENT
         return None
 
-    def _warn(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            logger.warning(
-                "%s: a call runs the module's original code: %s", self.entry.module, reason
-            )
+
+def _fits_program(x: Tensor, seq_idx: Tensor | None = None, **others: Any) -> bool:
+    """Whether the kernels take tensors of these dtypes, which a program's run would ask for."""
+    alike = [others[name] for name in ("B", "C", "z") if others.get(name) is not None]
+    return (
+        x.dtype in DTYPES
+        and all(one.dtype == x.dtype for one in alike)
+        and (seq_idx is None or seq_idx.dtype == torch.int32)
+    )
 
 
 def as_named(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -145,11 +148,13 @@ def as_named(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any
 
 
 def why_left_alone(scan: ChunkScan, heads: int, headdim: int, groups: int, dstate: int,
-                   like: Tensor, devices: frozenset[int]) -> str | None:  # fmt: skip
+                   like: Tensor | None, devices: frozenset[int]) -> str | None:  # fmt: skip
     """Why no call of a mixer of these sizes would go to our scan; None if some would.
 
-    `like` is one of its projection's weights: the scan's dtype and device are taken from it.
+    `like` is one of its weights: the scan's dtype and device are taken from it.
     """
+    if like is None:
+        return "neither its projection nor its convolution has a weight in floating point"
     if like.dtype not in DTYPES:
         return f"it is {like.dtype}, and kernels are for bfloat16 and float16"
     if fallback.device_of(like) not in devices:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,18 @@ if TYPE_CHECKING:
 
 Runner = LinearRunner | ScanRunner
 
+# Two threads may patch models that share modules.
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    # The child of a fork may have inherited it held, by a thread that does not exist there.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
 
 def patch_model(model: Module, kernels: Kernels | None, share: float) -> Report:
     """`loader.patch`, which says what it does."""
@@ -41,12 +55,18 @@ def patch_model(model: Module, kernels: Kernels | None, share: float) -> Report:
     if is_disabled():
         logger.warning("%s: the model is left as it is", DISABLED)
         return Report([], [f"{DISABLED}: nothing is patched"], lambda: None)
+    if kernels is not None and not hasattr(kernels, "devices"):
+        raise ArgumentError(
+            f"patch: kernels is a {type(kernels).__name__}",
+            remedy="pass what loader.load() returned, or leave it out",
+        )
     patching = Patching(get_default("patch") if kernels is None else kernels, float(share))
-    entries = [
-        entry
-        for name, module in model.named_modules()
-        if (entry := patching.patch(name or "(the model)", module)) is not None
-    ]
+    with _lock:
+        entries = [
+            entry
+            for name, module in model.named_modules()
+            if (entry := patching.patch(name or "(the model)", module)) is not None
+        ]
     report = Report(entries, patching.notes, patching.undo)
     logger.info("patched:\n%s", report)
     return report
@@ -90,7 +110,7 @@ class Patching:
         if isinstance(runner, LinearRunner | ScanRunner):
             if self._is_own(runner):
                 self._patched.append((weakref.ref(module), runner))
-                return runner.entry
+                return runner.entry.renamed(name)
             remove(module, runner)
         if family is not None:
             return self._patch_mixer(name, module, family)
@@ -99,10 +119,11 @@ class Patching:
 
     def undo(self) -> None:
         """Make every module that this call patched, or found patched, run its original code."""
-        for reference, runner in self._patched:
-            module = reference()
-            if module is not None:
-                remove(module, runner)
+        with _lock:
+            for reference, runner in self._patched:
+                module = reference()
+                if module is not None:
+                    remove(module, runner)
 
     def _is_own(self, runner: Runner) -> bool:
         return runner.kernels is self._kernels and runner.share == self._share
@@ -115,20 +136,22 @@ class Patching:
         if reason is not None:
             return Entry(name, shape, reason=reason)
         entry = Entry(name, shape, "gemv")
-        self._install(
+        return self._install(
             module,
             LinearRunner(self._gemv, self._devices, entry, self._comparison, self._in_programs),
         )
-        return entry
 
     def _patch_mixer(self, name: str, module: Module, family: Family) -> Entry:
-        heads, headdim, groups, dstate = sizes = family.sizes(module)
+        reason = family.why_left_alone(module)
+        try:
+            heads, headdim, groups, dstate = sizes = family.sizes(module)
+            like = family.like(module)
+        except (AttributeError, TypeError, ValueError) as error:  # of another version perhaps
+            return Entry(name, "", reason=reason or f"not as its class was: {error}")
         shape = f"{heads} x {headdim}, {groups} groups, state {dstate}"
         if self._scan is None:
             return Entry(name, shape, reason="there is no kernel of the scan")
-        reason = family.why_left_alone(module) or patch_scan.why_left_alone(
-            self._scan, *sizes, family.like(module), self._devices
-        )
+        reason = reason or patch_scan.why_left_alone(self._scan, *sizes, like, self._devices)
         if reason is not None:
             return Entry(name, shape, reason=reason)
         entry = Entry(name, shape, "mamba_chunk_scan_combined")
@@ -137,10 +160,14 @@ class Patching:
             runner.forward = family.forward(runner)
         except NotRebuilt as error:
             return Entry(name, shape, reason=str(error))
-        self._install(module, runner)
-        return entry
+        return self._install(module, runner)
 
-    def _install(self, module: Module, runner: Runner) -> None:
+    def _install(self, module: Module, runner: Runner) -> Entry:
         runner.kernels, runner.share = self._kernels, self._share
-        install(module, runner)
+        entry = runner.entry
+        try:
+            install(module, runner)
+        except TypeError as error:
+            return Entry(entry.module, entry.shape, reason=f"its class cannot be extended: {error}")
         self._patched.append((weakref.ref(module), runner))
+        return entry

@@ -88,7 +88,10 @@ def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[
                 "`sonata-aot doctor`",
             )
         return (_current_device(torch),)
-    listed: list[Any] = list(devices) if _is_list(devices) else [devices]
+    try:
+        listed: list[Any] = list(devices) if _is_list(devices) else [devices]  # pyright: ignore
+    except TypeError:  # a tensor without dimensions, say, which has `__iter__` all the same
+        listed = [devices]
     indices: list[int] = []
     for item in listed:
         index = _index(torch, item)
@@ -101,7 +104,7 @@ def device_indices(devices: Iterable[int | str | torch.device] | None) -> tuple[
 
 def _is_list(devices: object) -> bool:
     # A single device is what people write first; `torch.device` and text are not lists of devices.
-    return isinstance(devices, Iterable) and not isinstance(devices, str)
+    return isinstance(devices, Iterable) and not isinstance(devices, str | bytes | bytearray)
 
 
 def _index(torch: Any, item: object) -> int:
@@ -111,7 +114,9 @@ def _index(torch: Any, item: object) -> int:
         device = torch.device(item)
     except (RuntimeError, TypeError):
         device = None
-    if device is None or device.type != "cuda":
+    # Torch keeps a number in 8 bits: its `cuda:256` is `cuda:0`.
+    wraps = isinstance(item, str) and str(device) != item
+    if device is None or device.type != "cuda" or (device.index or 0) < 0 or wraps:
         raise ArgumentError(
             f"devices: {item!r} is not a CUDA device", remedy="pass numbers or 'cuda:N'"
         )

@@ -30,6 +30,22 @@ def test_a_file_of_at_most_the_bound_is_read_whole(tmp_path: Path, size: int) ->
     assert read_bounded(tmp_path / "f", size + 1) == b"x" * size
 
 
+@pytest.mark.parametrize(("piece", "calls"), [(100, 1), (3, 5)])
+def test_what_one_read_gives_is_all_or_is_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, calls: int
+) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    real, sizes = os.read, list[int]()
+
+    def read(descriptor: int, size: int) -> bytes:
+        sizes.append(size)
+        return real(descriptor, min(size, piece))
+
+    monkeypatch.setattr(os, "read", read)
+    assert read_bounded(tmp_path / "f", 100) == b"0123456789"
+    assert len(sizes) == calls
+
+
 def test_a_longer_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"12345")
     with pytest.raises(IntegrityError, match="has 5 bytes, more than 4"):

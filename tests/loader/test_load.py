@@ -102,6 +102,12 @@ NO_DEVICES = {
     "3.5": ("ArgumentError", "3.5"),
     "[None]": ("ArgumentError", "None"),
     "['nonsense']": ("ArgumentError", "'nonsense'"),
+    # Torch's `cuda:256` is `cuda:0`, its `cuda:255` has the number -1.
+    "'cuda:255'": ("ArgumentError", "'cuda:255'"),
+    "'cuda:256'": ("ArgumentError", "'cuda:256'"),
+    "[torch.device('cuda:254')]": ("ArgumentError", "device(type='cuda'"),
+    "torch.tensor(0)": ("ArgumentError", "tensor(0)"),
+    "b'cpu'": ("ArgumentError", "b'cpu'"),
     "None": ("DriverUnavailable", "no CUDA device", "CUDA build"),
     "'cuda'": ("DriverUnavailable", "torch cannot use CUDA here", "CUDA build"),
     "[0, 'cuda']": ("DriverUnavailable", "torch cannot use CUDA here"),

@@ -139,6 +139,27 @@ def test_torchs_own_check_of_operators(kernels: PlainKernels) -> None:
     torch.library.opcheck(scan, arguments, states)
 
 
+def test_programs_know_the_dtypes_of_what_is_returned(kernels: PlainKernels) -> None:
+    """In bfloat16, where those of the output and of the final states differ."""
+    x, dt, a, b, c = ssd_operands(batch=1)
+    half = [one.bfloat16() for one in (x, dt, b, c)]
+    options: dict[str, Any] = {
+        "return_final_states": True,
+        "return_varlen_states": True,
+        "seq_idx": torch.zeros(1, 12, dtype=torch.int32),
+        "cu_seqlens": torch.tensor([0, 12], dtype=torch.int32),
+    }
+    real = SCAN(half[0], half[1], a, *half[2:], 64, **options)
+    options = {
+        name: one.to("meta") if isinstance(one, torch.Tensor) else one
+        for name, one in options.items()
+    }
+    meta = [one.to("meta") for one in (half[0], half[1], a, *half[2:])]
+    fake = SCAN(*meta, 64, **options)
+    assert [(one.shape, one.dtype) for one in fake] == [(one.shape, one.dtype) for one in real]
+    assert [one.dtype for one in fake] == [torch.bfloat16, torch.float32, torch.bfloat16]
+
+
 def test_gradients_are_a_clear_error(kernels: PlainKernels) -> None:
     x, weight, bias = gemv_operands()
     for place in range(3):

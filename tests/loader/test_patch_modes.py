@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from patched_block import Block, block, counts, x_of
+from patched_block import Block, N, block, counts, x_of
 from plain_kernels import PlainKernels
 from sonata_aot import loader
 from sonata_aot.artifacts.errors import ArgumentError, SonataError
@@ -74,6 +75,48 @@ def test_compare_mode_samples_a_share(kernels: PlainKernels, model: Block) -> No
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_compare_mode_draws_from_no_generator_of_the_model(
+    kernels: PlainKernels, model: Block
+) -> None:
+    loader.patch(model, compare=0.5)
+    state = random.getstate()
+    for _ in range(10):
+        model.up(x_of(1))
+    assert random.getstate() == state
+
+
+def test_nothing_is_compared_while_a_graph_is_captured(
+    kernels: PlainKernels, model: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = loader.patch(model, compare=1.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    model.up(x_of(1))
+    assert (report.entries[0].calls, report.entries[0].compared) == (1, 0)
+
+
+def test_compare_mode_takes_the_difference_where_nothing_was_expected(
+    kernels: PlainKernels, model: Block
+) -> None:
+    model.up.weight.zero_()
+    model.up.bias.zero_()
+    report = loader.patch(model, compare=1.0)
+    kernels.gemv.offset = 1.0
+    model.up(x_of(1))
+    entry = report.entries[0]
+    assert (entry.compared, entry.largest_error) == (1, pytest.approx(N**0.5))
+
+
+def test_another_share_patches_anew(kernels: PlainKernels, model: Block) -> None:
+    first = loader.patch(model)
+    second = loader.patch(model, compare=1.0)
+    model.up(x_of(1))
+    assert counts(first, "up")[0] == 0
+    assert (second.entries[0].calls, second.entries[0].compared) == (1, 1)
+    first.undo()
+    assert type(model.up) is not nn.Linear
+
+
 def test_compare_mode_keeps_a_nan(kernels: PlainKernels, model: Block) -> None:
     report = loader.patch(model, compare=1.0)
     kernels.gemv.offset = float("nan")
@@ -132,6 +175,26 @@ def test_a_compiled_model_calls_the_operator(
     assert torch.equal(compiled(x), expected)
 
 
+def test_a_model_that_is_compiled_while_disabled_or_in_autocast_does_not(
+    kernels: PlainKernels, programs: Any, model: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = x_of(2)
+    loader.patch(model)
+    monkeypatch.setenv("SONATA_AOT_DISABLE", "1")
+    torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    monkeypatch.delenv("SONATA_AOT_DISABLE")
+    torch._dynamo.reset()
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert kernels.gemv_rows == []
+    torch._dynamo.reset()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    assert kernels.gemv_rows == [2, 2]
+
+
 def test_a_compiled_model_with_gradients_or_other_kernels_does_not(
     kernels: PlainKernels, programs: Any, model: Block
 ) -> None:
@@ -144,3 +207,19 @@ def test_a_compiled_model_with_gradients_or_other_kernels_does_not(
     loader.patch(model.requires_grad_(False), PlainKernels())  # pyright: ignore
     torch.compile(model, fullgraph=True, backend="aot_eager")(x)
     assert kernels.gemv_rows == []
+
+
+def test_compare_mode_survives_the_original_code(
+    kernels: PlainKernels, model: Block, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    report = loader.patch(model, compare=1.0)
+    x = x_of(1)
+    found = model.up(x)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(nn.functional, "linear", fail)
+    assert torch.equal(model.up(x), found)
+    assert (report.entries[0].calls, report.entries[0].compared) == (2, 1)
+    assert "compare: up: the original code failed: out of memory" in caplog.text
