@@ -196,7 +196,8 @@ def _literal_reader(values: tuple[Any, ...]) -> Reader:
 def _union_reader(members: tuple[Any, ...]) -> Reader:
     # A union here is "X or null" or "text or integer": the data's own type picks the member.
     readers = {base_of(member): _reader(member) for member in reversed(members)}
-    expected = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    bases = [base_of(member) for member in members]
+    expected = " or ".join("null" if base is type(None) else base.__name__ for base in bases)
 
     def read(data: Any) -> Any:
         reader = readers.get(type(data))
