@@ -16,6 +16,7 @@ from ..artifacts.arch import Arch, cubin_min_cuda, dotted, normalise, ptx_min_cu
 from ..artifacts.cubin import read_cubin
 from ..artifacts.declaration import entry_prefix, is_entry
 from ..artifacts.errors import BuildError, SonataError
+from ..artifacts.files import explained
 from ..artifacts.manifest import (
     FILE_NAME,
     MAX_OBJECT_BYTES,
@@ -241,7 +242,10 @@ def _compile(
 ) -> Generator[tuple[Job, tuple[Entry, float] | str], None, None]:
     """Yield of each job its entry and its seconds, or what is wrong with it."""
     tasks = [_task(job) for job in missing]
-    with contextlib.closing(run_tasks(tasks, workers, timeout, scratch)) as outcomes:
+    with (
+        explained(scratch, "compile in"),
+        contextlib.closing(run_tasks(tasks, workers, timeout, scratch)) as outcomes,
+    ):
         for outcome in outcomes:
             job = missing[outcome.index]
             match outcome:

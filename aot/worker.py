@@ -1,7 +1,8 @@
 """The process that compiles: reads one JSON task a line, answers one JSON line each.
 
 It runs in an empty folder of its own, sees no GPU, and is the only part of the tool that imports
-the compiler. Its standard output belongs to the protocol; what the compiler prints goes to the log.
+the compiler. Its standard input and output belong to the protocol: kernels read nothing from there,
+and what the compiler prints goes to the log.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import traceback
 from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
+# Characters of a reason; all of it is in the log.
+_MOST = 200
 
 
 def environment_for_worker(
@@ -62,7 +65,8 @@ def describe(error: BaseException, module: str) -> dict[str, str]:
 
 def _first_line(error: BaseException) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    return (text or type(error).__name__).splitlines()[0].removeprefix("error: ")
+    line = (text or type(error).__name__).splitlines()[0].removeprefix("error: ")
+    return line if len(line) <= _MOST else f"{line[:_MOST].rstrip()}..."
 
 
 def main() -> None:
@@ -73,10 +77,12 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    tasks = os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
     from .device_check import check_task
     from .recipe import compile_task
 
-    for line in sys.stdin:
+    for line in tasks:
         task = json.loads(line)
         try:
             check_task(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sonata_aot.aot import pool
 from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.verify import Passed, verify
 
@@ -65,6 +67,24 @@ def test_disk_full_at_every_write(canned: Canned) -> None:
     assert failures > 2
     assert is_whole(canned.cache / "artifacts")
     assert len(canned.compiled) < 8 + failures + 1  # what was compiled was kept
+
+
+def test_a_disk_too_full_to_start_a_worker(
+    own_cache: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where nothing has been compiled yet: no fault of the output, which is a pipe."""
+    for folder in (own_cache / "compiled").iterdir():
+        shutil.rmtree(folder)
+
+    def full(worker: object, scratch: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
+
+    monkeypatch.setattr(pool._Worker, "__init__", full)
+    result = invoke("build", "--arch=sm86", "--kernel=gemv_any", "--out", tmp_path / "out")
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"sonata-aot: cannot compile in {own_cache}")
+    assert "No space left on device; free some space" in line
 
 
 # In the builder alone, so not in workers: after so many files that it opened for writing.
