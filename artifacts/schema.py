@@ -41,18 +41,10 @@ def parse_json(data: bytes, where: str) -> Any:
     def refuse(value: str) -> Any:
         raise ValueError(f"the number {value[:40]} is not an integer")
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise ValueError(f"the key {twice[:40]!r} stands twice")
-        return result
-
     try:
         return json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=unique,
+            object_pairs_hook=unique_keys,
             parse_constant=refuse,
             parse_float=refuse,
         )
@@ -60,6 +52,20 @@ def parse_json(data: bytes, where: str) -> Any:
         raise ManifestError(f"{where}: nested too deep", remedy=_REMEDY) from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are among these
         raise ManifestError(f"{where}: not valid JSON: {error}", remedy=_REMEDY) from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `json.loads`.
+
+    Raises:
+        ValueError: a key stands twice.
+    """
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:40]!r} stands twice")
+    return result
 
 
 def canonical_json(data: Any) -> bytes:
@@ -312,4 +318,5 @@ __all__ = [
     "digest",
     "encode",
     "parse_json",
+    "unique_keys",
 ]
