@@ -151,6 +151,42 @@ def test_a_clock_that_has_jumped(own_cache: Path, invoke: Invoke, years: int) ->
     assert is_whole(own_cache / "artifacts")
 
 
+@pytest.mark.parametrize(
+    ("cache", "out", "good"),
+    [
+        ("a", "a", False),
+        ("a/b", "a", False),
+        ("a", "a/compiled", False),
+        ("a", "link/logs/b", False),
+        ("a", "a/artifacts", True),
+        ("a", "ab", True),
+    ],
+)
+def test_a_set_and_a_cache_do_not_lie_in_each_other(
+    own_cache: Path,
+    invoke: Invoke,
+    tmp_path: Path,
+    cache: str,
+    out: str,
+    good: bool,
+) -> None:
+    """Said before anything is compiled or made, and not by the publisher afterwards."""
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    if good:
+        own_cache.rename(tmp_path / cache)
+    result = invoke(
+        *("build", "--arch=sm86", "--kernel=gemv_any", "--out", tmp_path / out),
+        SONATA_AOT_CACHE_DIR=tmp_path / cache,
+    )
+    if good:
+        assert result.exit_code == 0, result.stderr
+        return
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert f"{tmp_path / out}: the compile cache {tmp_path / cache} lies there" in line
+    assert not (tmp_path / "a").exists()
+
+
 class TestReadOnly:
     """A cache on a medium that nobody can write, root included."""
 
