@@ -98,9 +98,9 @@ def invoke() -> Invoke:
 
 @pytest.fixture
 def own_cache(warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the warm cache, in use, that a test may damage."""
+    """A copy of the warm cache, in use, that a test may damage; without what is published in it."""
     copy = tmp_path / "own-cache"
-    shutil.copytree(warm_cache, copy)
+    shutil.copytree(warm_cache, copy, ignore=shutil.ignore_patterns("artifacts"))
     monkeypatch.setenv("SONATA_AOT_CACHE_DIR", str(copy))
     return copy
 

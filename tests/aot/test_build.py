@@ -20,6 +20,7 @@ from sonata_aot.aot.cache import Cache, Entry
 from sonata_aot.aot.plan import Job
 from sonata_aot.aot.worker import environment_for_worker
 from sonata_aot.artifacts import Arch, Budget, open_artifacts
+from sonata_aot.artifacts.cubin import Cubin, read_cubin
 from sonata_aot.artifacts.errors import BuildError, SonataError
 from sonata_aot.artifacts.verify import Passed, verify
 from sonata_aot.kernels import builtin
@@ -337,6 +338,18 @@ class TestMeasure:
     ) -> None:
         with pytest.raises(BuildError, match="PTX"):
             check(job, ptx=entry.ptx.replace(*replaced))
+
+    @pytest.mark.parametrize("count", [0, 2])
+    def test_another_number_of_entries(
+        self, check: Callable[..., Entry], job: Job, monkeypatch: pytest.MonkeyPatch, count: int
+    ) -> None:
+        def read(data: bytes) -> Cubin:
+            code = read_cubin(data)
+            return dataclasses.replace(code, kernels=code.kernels * count)
+
+        monkeypatch.setattr(build, "read_cubin", read)
+        with pytest.raises(BuildError, match=f"^{count} entries"):
+            check(job)
 
     @pytest.mark.parametrize("cubin", [b"", b"\x7fELF", b"x" * 10_000])
     def test_no_cubin_at_all(self, check: Callable[..., Entry], job: Job, cubin: bytes) -> None:
