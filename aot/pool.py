@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .worker import environment_for_worker
+from .worker import absolute_entries, environment_for_worker
 
 _WORKER = "sonata_aot.aot.worker"
 # Seconds in which a worker must end that has closed its output.
@@ -54,7 +54,7 @@ class _Worker:
         folder.mkdir()
         with open(self.log, "ab") as log:  # appending, so that `give` can cut it
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _WORKER],
+                [sys.executable, "-m", _WORKER, *absolute_entries(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

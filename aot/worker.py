@@ -30,13 +30,19 @@ def environment_for_worker(
     """
     clean = {name: value for name, value in environ.items() if not name.startswith("CUTE_DSL_")}
     clean["CUDA_VISIBLE_DEVICES"] = ""
-    # A worker has another working directory.
-    if absolute := [os.path.abspath(entry) for entry in path]:
+    if absolute := absolute_entries(path):
         clean["PYTHONPATH"] = os.pathsep.join(absolute)
     # The compiler's own caches would answer for sources that have changed.
     clean["CUTE_DSL_NO_CACHE"] = "1"
+    # It names its files in an option, which must be UTF-8 and without quotes; the folder need not.
+    clean["CUTE_DSL_DUMP_DIR"] = os.curdir
     clean["CUTE_DSL_CACHE_DIR"] = scratch
     return clean
+
+
+def absolute_entries(path: Iterable[str]) -> list[str]:
+    """Entries of a module search path, for a process with another working directory."""
+    return [os.path.abspath(entry) for entry in path]
 
 
 def describe(error: BaseException, module: str) -> dict[str, str]:
@@ -70,11 +76,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Serve tasks until standard input ends."""
+    """Serve tasks until standard input ends.
+
+    Arguments are where to look for modules: as PYTHONPATH, which cannot hold a colon.
+    """
     import ctypes  # not for the build, which imports this module too
 
     # Die with the parent, even if it is killed; a compile must not outlive its build.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.path[:0] = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     tasks = os.fdopen(os.dup(0), encoding="utf-8")

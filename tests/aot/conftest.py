@@ -77,6 +77,7 @@ def cli() -> Cli:
             cwd=cwd,
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             check=False,
             timeout=120,
         )

@@ -410,4 +410,5 @@ def test_the_environment_of_a_worker() -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "CUTE_DSL_NO_CACHE": "1",
         "CUTE_DSL_CACHE_DIR": "/scratch",
+        "CUTE_DSL_DUMP_DIR": ".",
     }

@@ -20,7 +20,7 @@ from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.canned import Canned
-    from tests.aot.conftest import Invoke
+    from tests.aot.conftest import Cli, Invoke
 
 
 def is_whole(directory: Path) -> bool:
@@ -133,6 +133,61 @@ def test_odd_names(canned: Canned, name: bytes) -> None:
     assert len(canned.compiled) == 8
     sized = json.loads(canned.command("cache", "size", "--json").stdout)
     assert (sized["directory"], sized["entries"]) == (str(odd / "cache"), 8)
+
+
+@pytest.mark.parametrize("name", [b"a: b", b"\xff 'b' {c}"])
+def test_the_compiler_itself_in_odd_places(cli: Cli, tmp_path: Path, name: bytes) -> None:
+    """The project and the cache; of the project's the compiler must be able to write the name."""
+    odd = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
+    odd.mkdir(mode=0o700)
+    device, spec = "odd_place_device", "odd_place_spec"
+    readable = odd if name.isascii() else tmp_path
+    (readable / f"{device}.py").write_text(ODD_DEVICE)
+    (readable / f"{spec}.py").write_text(ODD_SPEC.format(device=device))
+    chosen = ("build", "--arch=sm86", "--from", spec)
+    done = cli(*chosen, "--out", odd / "out", cwd=readable, SONATA_AOT_CACHE_DIR=odd / "cache")
+    assert done.returncode == 0, done.stderr
+    assert is_whole(odd / "out")
+    plain = cli(*chosen, "--out", tmp_path / "out", cwd=readable)
+    assert plain.returncode == 0, plain.stderr
+    manifests = [(place / "out" / "manifest.json").read_bytes() for place in (odd, tmp_path)]
+    assert manifests[0] == manifests[1]
+    if readable != odd:
+        for file in tmp_path.glob("odd_place_*"):
+            file.rename(odd / file.name)
+        (odd / f"{device}.py").write_text(ODD_DEVICE + "# else it is cached")
+        done = cli(*chosen, "--out", odd / "out", cwd=odd)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is in a folder whose name is no UTF-8" in done.stderr
+        assert "rename the folder" in done.stderr
+
+
+ODD_DEVICE = """
+import cutlass
+from cutlass import Float32, Int32, cute
+
+@cute.kernel
+def odd_place(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
+    (out + n).store(Float32(m))
+"""
+ODD_SPEC = """
+from sonata_aot.kernels import Declaration, KernelSpec, Parameter, product
+
+SPECS = (
+    KernelSpec(
+        Declaration(
+            name="odd_place",
+            parameters=(Parameter("out", "pointer", element="f32", align=4), Parameter("n", "i32")),
+            choices=("m",),
+            selectors=("m",),
+            block=("64", "1", "1"),
+            grid=("1", "1", "1"),
+        ),
+        product(m=[1]),
+        "{device}:odd_place",
+    ),
+)
+"""
 
 
 @pytest.mark.parametrize("years", [-30, 30])
