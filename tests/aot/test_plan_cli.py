@@ -138,6 +138,32 @@ def test_what_was_used_last_is_compared(tmp_path: Path, last: int) -> None:
     assert (planned.state, planned.why) == ("changed", ("how the compiler is called",))
 
 
+def test_sources_that_came_and_went(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    (spec,) = plan.choose_kernels(["ssd_pass"])
+    (job,) = plan.jobs([spec], plan.choose_archs(["sm86"]))
+    folder = cache.compiled / ("0" * 64)
+    folder.mkdir(parents=True, mode=0o700)
+    binary = {"kernel": "ssd_pass", "variant": job.variant, "arch": "sm86"}
+    (folder / RECORD).write_text(json.dumps({"binary": binary}))
+    record = job.record()
+    (first, _), *others = record["sources"].items()
+    sources = {**dict(others), "mine.helper": "0" * 64}
+    (folder / INPUTS).write_text(json.dumps(record | {"sources": sources}))
+    (planned,) = explain([job], cache)
+    assert set(planned.why) == {f"source {first} (new)", "source mine.helper (gone)"}
+
+
+def test_a_shard_adds_and_removes_nothing_of_a_set(
+    invoke: Invoke, warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SONATA_AOT_CACHE_DIR", str(warm_cache))
+    chosen = ("--arch=sm86", "--kernel=gemv_any", "--out", tmp_path / "out")
+    planned = json.loads(invoke("build", "--dry-run", "--shard=1/3", *chosen, "--json").stdout)
+    assert (len(planned["binaries"]), planned["added"], planned["removed"]) == (6, [], [])
+    assert len(json.loads(invoke("plan", *chosen, "--json").stdout)["added"]) == 16
+
+
 def test_a_cache_that_others_can_write_is_not_believed(invoke: Invoke, own_cache: Path) -> None:
     (own_cache / "compiled").chmod(0o777)
     result = invoke("plan", "--arch=sm86", "--kernel=gemv_any")
