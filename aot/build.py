@@ -100,6 +100,7 @@ def build(
     specs, archs = sorted(specs, key=lambda spec: spec.name), normalise(archs)
     directory = out or default_artifacts()
     compiler_versions()
+    _worker_count(workers, 1)  # a wrong MAX_JOBS is an error also where nothing is compiled
     cache = Cache()
     _require_apart(directory, cache)
     prepare(directory, SHARD_FILE if shard else FILE_NAME)  # before the work and not after it
