@@ -15,7 +15,8 @@ from ..artifacts import __version__, environment
 from ..artifacts.arch import Arch, cubin_min_cuda, dotted, normalise, ptx_min_cuda
 from ..artifacts.cubin import read_cubin
 from ..artifacts.declaration import entry_prefix, is_entry
-from ..artifacts.errors import BuildError, SonataError
+from ..artifacts.errors import BuildError, SonataError, StoreError
+from ..artifacts.files import explained
 from ..artifacts.manifest import (
     FILE_NAME,
     MAX_OBJECT_BYTES,
@@ -99,12 +100,14 @@ def build(
     specs, archs = sorted(specs, key=lambda spec: spec.name), normalise(archs)
     directory = out or default_artifacts()
     compiler_versions()
+    _worker_count(workers, 1)  # a wrong MAX_JOBS is an error also where nothing is compiled
+    cache = Cache()
+    _require_apart(directory, cache)
     prepare(directory, SHARD_FILE if shard else FILE_NAME)  # before the work and not after it
     plan = jobs(specs, archs, everything=everything, only=only)
     without = tuple(left_out(specs, archs, everything=everything, only=only))
     require_some(plan, archs)
     mine = [*share(plan, *shard)] if shard else plan
-    cache = Cache()
     cache.require_trusted()
     log.info("%d binaries planned, %d of them here; cache %s", len(plan), len(mine), cache.root)
     with cache.using([job.key for job in mine]):
@@ -126,6 +129,21 @@ def build(
     written = publish(directory, manifest, objects)
     removed = before - {binary.label for binary in manifest.binaries}
     return BuildResult(directory, manifest, compiled, written, tuple(sorted(removed)), without)
+
+
+def _require_apart(directory: Path, cache: Cache) -> None:
+    """Refuse to publish where the cache has its own files, or around it.
+
+    Raises:
+        StoreError: naming both.
+    """
+    out, root = (Path(os.path.realpath(path)) for path in (directory, cache.root))
+    parts = (root / path.name for path in (cache.compiled, cache.in_use, cache.logs, cache.scratch))
+    if root.is_relative_to(out) or any(out.is_relative_to(part) for part in parts):
+        raise StoreError(
+            f"cannot publish to {directory}: the compile cache {cache.root} lies there",
+            remedy="choose another place with --out or SONATA_AOT_CACHE_DIR",
+        )
 
 
 def require_some(plan: Sequence[Job], archs: Sequence[Arch]) -> None:
@@ -241,7 +259,10 @@ def _compile(
 ) -> Generator[tuple[Job, tuple[Entry, float] | str], None, None]:
     """Yield of each job its entry and its seconds, or what is wrong with it."""
     tasks = [_task(job) for job in missing]
-    with contextlib.closing(run_tasks(tasks, workers, timeout, scratch)) as outcomes:
+    with (
+        explained(scratch, "compile in"),
+        contextlib.closing(run_tasks(tasks, workers, timeout, scratch)) as outcomes,
+    ):
         for outcome in outcomes:
             job = missing[outcome.index]
             match outcome:

@@ -119,7 +119,7 @@ class Cache:
             staged.mkdir(mode=0o700)
             for name, data in files.items():
                 (staged / name).write_bytes(data)
-            if folder.exists():
+            if os.path.lexists(folder):
                 os.rename(folder, staging / "damaged")
             os.rename(staged, folder)
 

@@ -22,9 +22,16 @@ def check_task(task: dict[str, Any]) -> None:
     Raises:
         TypeError: it is something else than a `@cute.kernel` with the declared parameters and
             choices; says what is wrong, and what to do.
+        ValueError: the compiler cannot name its file.
     """
     where, name = f"{task['module']}:{task['function']}", task["function"]
-    function = getattr(importlib.import_module(task["module"]), name, None)
+    module = importlib.import_module(task["module"])
+    if not _is_utf8(module.__file__ or ""):
+        raise ValueError(
+            f"{where} is in a folder whose name is no UTF-8, which the compiler cannot take: "
+            "rename the folder"
+        )
+    function = getattr(module, name, None)
     if function is None:
         raise TypeError(f"{where} does not exist: correct the spec's `device`")
     kind = getattr(function, "_decorator_kind", None)
@@ -47,6 +54,14 @@ def check_task(task: dict[str, Any]) -> None:
     positional = [key for key in found if key not in constants]
     _check_parameters(where, task, positional, annotations)
     _check_choices(where, task, found, constants)
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_parameters(

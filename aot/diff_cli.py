@@ -12,6 +12,7 @@ from .options import DIRECTORY, json_option, trust_option
 
 if TYPE_CHECKING:
     from ..artifacts.manifest import Binary
+    from .diff import Difference
 
 
 @click.command()
@@ -67,6 +68,23 @@ def diff(before: Path, after: Path, exit_code: bool, as_json: bool) -> None:
             lines.append(("~", f"{name} {old or 'absent'} -> {new or 'absent'}"))
         for mark, text in lines:
             click.echo(f"{mark} {text}")
-        counts = f"{len(found.added)} added, {len(found.removed)} removed"
-        click.echo(f"{counts}, {len(found.changed)} changed" if lines else "nothing differs")
+        click.echo(_summary(found))
     sys.exit(1 if exit_code and not found.is_empty else 0)
+
+
+def _summary(found: Difference) -> str:
+    """How much differs: of the binaries, and beside them."""
+    from .report import plural
+
+    if found.is_empty:
+        return "nothing differs"
+    binaries = {"added": found.added, "removed": found.removed, "changed": found.changed}
+    shown = [f"{len(items)} {what}" for what, items in binaries.items()]
+    parts = ["binaries: " + ", ".join(shown) if any(binaries.values()) else "the same binaries"]
+    for count, one, many in (
+        (len(found.declarations), "other declaration", "other declarations"),
+        (len(found.rules), "kernel with other rules", "kernels with other rules"),
+        (len(found.compiler), "other compiler package", "other compiler packages"),
+    ):
+        parts += [plural(count, one, many)] if count else []
+    return "; ".join(parts)

@@ -10,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..artifacts.files import locked
+
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @contextlib.contextmanager
@@ -36,6 +40,11 @@ def lease(folder: Path, keys: Iterable[str]) -> Iterator[None]:
         yield
 
 
+def _is_lease(path: Path) -> bool:
+    """Whether a file can be a lease: what else is there is somebody's own."""
+    return _NAME.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
+
+
 @contextlib.contextmanager
 def keys_in_use(folder: Path) -> Iterator[set[str]]:
     """The keys that running builds use; none is added before the end of the block.
@@ -47,7 +56,7 @@ def keys_in_use(folder: Path) -> Iterator[set[str]]:
     """
     keys: set[str] = set()
     with locked(folder):
-        for path in folder.iterdir():
+        for path in filter(_is_lease, folder.iterdir()):
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import keyword
 import re
@@ -24,6 +25,13 @@ _PLACES = {
     "package/spec.py.in": "{}/spec.py",
     "tests/test_kernel.py.in": "tests/test_kernel.py",
     "workflows/ci.yml.in": ".github/workflows/ci.yml",
+}
+# What the template's own code calls something else, or its files do.
+_TAKEN = {
+    *("artifacts", "build", "device", "dist", "spec", "cute", "cutlass", "loader", "pytest"),
+    *("sonata_aot", "torch", "open_artifacts", "product", "arch", "archs", "arguments", "binary"),
+    *("block", "built", "command", "done", "dtype", "first", "i", "kernels", "out", "scale"),
+    *("size", "threads", "tmp_path_factory", "value", "x", "y"),
 }
 
 
@@ -55,8 +63,10 @@ def _check_name(name: str) -> None:
     reason = None
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name, re.ASCII) or name.endswith("_"):
         reason = "must be lower-case letters, digits and underscores, a letter first"
-    elif keyword.iskeyword(name) or keyword.issoftkeyword(name) or name == "tests":
+    elif keyword.iskeyword(name) or keyword.issoftkeyword(name) or re.match("tests?_|tests$", name):
         reason = "means something else in Python, or to pytest"
+    elif hasattr(builtins, name) or name in _TAKEN:
+        reason = "has another meaning in the project's own code"
     elif name in builtin():
         reason = "is a kernel of sonata-aot itself"
     elif name in sys.builtin_module_names or importlib.util.find_spec(name) is not None:

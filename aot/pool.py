@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .worker import environment_for_worker
+from .worker import absolute_entries, environment_for_worker
 
 _WORKER = "sonata_aot.aot.worker"
+# Seconds in which a worker must end that has closed its output.
+_LAST_BREATH = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class _Worker:
         folder.mkdir()
         with open(self.log, "ab") as log:  # appending, so that `give` can cut it
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _WORKER],
+                [sys.executable, "-m", _WORKER, *absolute_entries(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -82,12 +84,22 @@ class _Worker:
         line, newline, rest = self._received.partition(b"\n")
         if newline:
             self._received = rest
-            return json.loads(line)
+            answer = _answer(line)
+            return self._wrong(f"said {line[:40]!r}") if answer is None else answer
         if chunk:
             return None
-        status = self.process.wait()
+        try:
+            status = self.process.wait(_LAST_BREATH)
+        except subprocess.TimeoutExpired:
+            return self._wrong("closed its output")
         reason = f"signal {-status}" if status < 0 else f"exit status {status}"
         return {"ok": False, "error": f"the compile worker died ({reason})"}
+
+    def _wrong(self, what: str) -> dict[str, Any]:
+        """End a worker whose answers cannot be relied on: a kernel's module runs in it."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        return {"ok": False, "error": f"the compile worker {what}: does the kernel's module do so?"}
 
     def kept_log(self) -> Path:
         """What the compiler printed about this task, in a file that the next task leaves alone."""
@@ -157,6 +169,15 @@ def run_tasks(
         finally:
             for worker in list(active.values()):
                 retire(worker)
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """An answer; None if it is none, since a kernel's module can write to any open file."""
+    with contextlib.suppress(ValueError, RecursionError):
+        match json.loads(line):
+            case {"ok": True, "cubin": str(), "ptx": str()} | {"ok": False, "error": str()} as said:
+                return said
+    return None
 
 
 def _outcome(worker: _Worker, answer: dict[str, Any]) -> Compiled | CompileFailed:

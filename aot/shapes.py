@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from ..artifacts.declaration import Name
 from ..artifacts.errors import ArtifactError, SonataError
 from ..artifacts.files import read_bounded
 from ..artifacts.rules import MAX_SIZE
-from ..artifacts.schema import Match, Range, decode, parse_json
+from ..artifacts.schema import Match, Range, decode, unique_keys
 
 _MAX_BYTES = 2**24
 Size = Annotated[int, Range(1, MAX_SIZE)]
@@ -73,6 +74,7 @@ def read_config(path: Path, *, dtype: str | None, rows: tuple[int, ...]) -> Shap
     gemv: dict[tuple[int, int], GemvShape] = {}
     scans: dict[tuple[int, int], ScanShape] = {}
     for shape in found:
+        _check(shape, path)
         if isinstance(shape, GemvShape):
             gemv.setdefault((shape.n, shape.k), shape)
         else:
@@ -84,6 +86,17 @@ def read_config(path: Path, *, dtype: str | None, rows: tuple[int, ...]) -> Shap
         tuple(gemv.values()),
         tuple(scans.values()),
     )
+
+
+def _check(shape: GemvShape | ScanShape, path: Path) -> None:
+    """Refuse what a product or a quotient of sizes has made of them."""
+    name = shape.name if isinstance(shape, GemvShape) else "scan"
+    for field, size in vars(shape).items():
+        if field != "name" and not 1 <= size <= MAX_SIZE:
+            raise ConfigError(
+                f"{path}: its sizes make {field} of {name} {size}",
+                remedy="name the config.json of a model",
+            )
 
 
 def read_list(path: Path) -> Shapes:
@@ -102,21 +115,24 @@ def read_list(path: Path) -> Shapes:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """A JSON object, each float or infinity in it null: sizes are integers, and those are kept."""
+    # The cache of Hugging Face has links alone; nothing here is run, so one may lead anywhere.
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
     try:
-        data = parse_json(_without_floats(read_bounded(path, _MAX_BYTES)), str(path))
+        data = json.loads(
+            read_bounded(target, _MAX_BYTES),
+            object_pairs_hook=unique_keys,
+            parse_float=lambda _: None,
+            parse_constant=lambda _: None,
+        )
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", remedy="name a JSON file") from None
     except SonataError as error:
         raise ConfigError(error.what, remedy="name a JSON file") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep", remedy="name a JSON file") from None
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are among these
+        raise ConfigError(f"{path}: not valid JSON: {error}", remedy="name a JSON file") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: not an object", remedy="name a model's config.json")
     return data
-
-
-def _without_floats(data: bytes) -> bytes:
-    """The same JSON with each float or infinity null: sizes are integers, and those are kept."""
-    try:
-        content = json.loads(data, parse_float=lambda _: None, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return data  # what is wrong is said by the strict parser
-    return json.dumps(content).encode()

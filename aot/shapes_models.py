@@ -46,7 +46,7 @@ class Config:
             if value is None or value == "auto":
                 continue
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
-                raise self.wrong(f"{self._prefix}{name} is {value!r}")
+                raise self.wrong(f"{self._prefix}{name} is {_shown(value)}")
             return value
         if default is None:
             raise self.wrong(f"no {' or '.join(self._prefix + name for name in names)}")
@@ -80,15 +80,20 @@ class Config:
             return None
         value = self.data[name]
         if not isinstance(value, list | str):
-            raise self.wrong(f"{self._prefix}{name} is {value!r}")
+            raise self.wrong(f"{self._prefix}{name} is {_shown(value)}")
         unknown = [item for item in value if not isinstance(item, str) or item not in _KINDS]
         if unknown:
-            raise self.wrong(f"{self._prefix}{name} has a layer {unknown[0]!r}")
+            raise self.wrong(f"{self._prefix}{name} has a layer {_shown(unknown[0])}")
         return frozenset(_KINDS[item] for item in value)
 
     def wrong(self, problem: str) -> ConfigError:
         """The error that says what is wrong with the file."""
         return ConfigError(f"{self._path}: {problem}", remedy="name the config.json of a model")
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 def shapes_of(data: dict[str, Any], path: Path) -> tuple[str, list[Shape]]:

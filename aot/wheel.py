@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,8 @@ def make(
         MissingDependency: a compiler, auditwheel or ssh-keygen is not installed.
         StoreError, UntrustedPath: `out` or the cache cannot be used.
     """
+    with _staging(out):  # before the work and not after it
+        pass
     name = data.named(selection) if data else None
     origin = None
     if name is None:
@@ -197,19 +200,26 @@ def _embed(wheel: Wheel, manifest: Manifest, artifacts: Mapping[str, bytes]) -> 
     return where
 
 
-def _publish(wheel: Wheel, where: str, out: Path) -> Path:
-    """Write the wheel, verify what was written, and only then give it its name."""
+@contextlib.contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """A folder in `out`, which is made if need be, for what is not yet whole."""
     with explained(out, "write into"):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".sonata-aot-", dir=out) as staging:
-            staged = Path(staging) / wheel.file_name
-            staged.write_bytes(wheel.to_bytes())
-            verify_wheel(staged, where)
-            target = out / wheel.file_name
-            staged.replace(target)
-            sums = Path(staging) / SUMS
-            sums.write_text(_sums(out))
-            sums.replace(out / SUMS)
+            yield Path(staging)
+
+
+def _publish(wheel: Wheel, where: str, out: Path) -> Path:
+    """Write the wheel, verify what was written, and only then give it its name."""
+    with _staging(out) as staging:
+        staged = staging / wheel.file_name
+        staged.write_bytes(wheel.to_bytes())
+        verify_wheel(staged, where)
+        target = out / wheel.file_name
+        staged.replace(target)
+        sums = staging / SUMS
+        sums.write_text(_sums(out))
+        sums.replace(out / SUMS)
     return target
 
 

@@ -1,7 +1,8 @@
 """The process that compiles: reads one JSON task a line, answers one JSON line each.
 
 It runs in an empty folder of its own, sees no GPU, and is the only part of the tool that imports
-the compiler. Its standard output belongs to the protocol; what the compiler prints goes to the log.
+the compiler. Its standard input and output belong to the protocol: kernels read nothing from there,
+and what the compiler prints goes to the log.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import traceback
 from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
+# Characters of a reason; all of it is in the log.
+_MOST = 200
 
 
 def environment_for_worker(
@@ -27,13 +30,19 @@ def environment_for_worker(
     """
     clean = {name: value for name, value in environ.items() if not name.startswith("CUTE_DSL_")}
     clean["CUDA_VISIBLE_DEVICES"] = ""
-    # A worker has another working directory.
-    if absolute := [os.path.abspath(entry) for entry in path]:
+    if absolute := absolute_entries(path):
         clean["PYTHONPATH"] = os.pathsep.join(absolute)
     # The compiler's own caches would answer for sources that have changed.
     clean["CUTE_DSL_NO_CACHE"] = "1"
+    # It names its files in an option, which must be UTF-8 and without quotes; the folder need not.
+    clean["CUTE_DSL_DUMP_DIR"] = os.curdir
     clean["CUTE_DSL_CACHE_DIR"] = scratch
     return clean
+
+
+def absolute_entries(path: Iterable[str]) -> list[str]:
+    """Entries of a module search path, for a process with another working directory."""
+    return [os.path.abspath(entry) for entry in path]
 
 
 def describe(error: BaseException, module: str) -> dict[str, str]:
@@ -62,21 +71,28 @@ def describe(error: BaseException, module: str) -> dict[str, str]:
 
 def _first_line(error: BaseException) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    return (text or type(error).__name__).splitlines()[0].removeprefix("error: ")
+    line = (text or type(error).__name__).splitlines()[0].removeprefix("error: ")
+    return line if len(line) <= _MOST else f"{line[:_MOST].rstrip()}..."
 
 
 def main() -> None:
-    """Serve tasks until standard input ends."""
+    """Serve tasks until standard input ends.
+
+    Arguments are where to look for modules: as PYTHONPATH, which cannot hold a colon.
+    """
     import ctypes  # not for the build, which imports this module too
 
     # Die with the parent, even if it is killed; a compile must not outlive its build.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.path[:0] = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    tasks = os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
     from .device_check import check_task
     from .recipe import compile_task
 
-    for line in sys.stdin:
+    for line in tasks:
         task = json.loads(line)
         try:
             check_task(task)

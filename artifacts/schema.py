@@ -41,18 +41,10 @@ def parse_json(data: bytes, where: str) -> Any:
     def refuse(value: str) -> Any:
         raise ValueError(f"the number {value[:40]} is not an integer")
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise ValueError(f"the key {twice[:40]!r} stands twice")
-        return result
-
     try:
         return json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=unique,
+            object_pairs_hook=unique_keys,
             parse_constant=refuse,
             parse_float=refuse,
         )
@@ -60,6 +52,20 @@ def parse_json(data: bytes, where: str) -> Any:
         raise ManifestError(f"{where}: nested too deep", remedy=_REMEDY) from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are among these
         raise ManifestError(f"{where}: not valid JSON: {error}", remedy=_REMEDY) from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `json.loads`.
+
+    Raises:
+        ValueError: a key stands twice.
+    """
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:40]!r} stands twice")
+    return result
 
 
 def canonical_json(data: Any) -> bytes:
@@ -196,7 +202,8 @@ def _literal_reader(values: tuple[Any, ...]) -> Reader:
 def _union_reader(members: tuple[Any, ...]) -> Reader:
     # A union here is "X or null" or "text or integer": the data's own type picks the member.
     readers = {base_of(member): _reader(member) for member in reversed(members)}
-    expected = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    bases = [base_of(member) for member in members]
+    expected = " or ".join("null" if base is type(None) else base.__name__ for base in bases)
 
     def read(data: Any) -> Any:
         reader = readers.get(type(data))
@@ -311,4 +318,5 @@ __all__ = [
     "digest",
     "encode",
     "parse_json",
+    "unique_keys",
 ]

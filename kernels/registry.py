@@ -6,21 +6,31 @@ entry point of the group `sonata_aot.kernels`. Each such module has `SPECS`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import pkgutil
+import re
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from ..artifacts.arch import KNOWN
 from ..artifacts.declaration import variant_name
-from ..artifacts.errors import BuildError, SonataError, UsageError
+from ..artifacts.errors import BuildError, ManifestError, SonataError, UsageError
 from ..artifacts.schema import decode, encode
 from .spec import Declaration, KernelSpec, Variant
 
 GROUP = "sonata_aot.kernels"
 """The group of entry points, and what names this package's own kernels among modules."""
+
+_DEVICE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+# Whose frames say nothing of where a module is wrong: this package's, and what imports modules.
+_OURS = tuple(str(Path(__file__).parents[1] / room) for room in ("artifacts", "kernels"))
+_MOST_WORDS = 300
 
 
 @functools.cache
@@ -40,15 +50,26 @@ def builtin() -> dict[str, KernelSpec]:
 def from_module(name: str) -> tuple[KernelSpec, ...]:
     """The `SPECS` of a module, which is imported; `sonata_aot.kernels` names this package's own.
 
+    What it prints goes to standard error.
+
     Raises:
         UsageError: there is no such module.
-        BuildError: it cannot be imported, or what it has is no kernels of its own; says where.
-        ManifestError: a declaration in it is wrong.
+        BuildError: it cannot be imported, a declaration in it is wrong, or what it has is no
+            kernels of its own; says where.
     """
     if name == GROUP:
         return tuple(builtin().values())
+    if not name or name.startswith(".") or "/" in name:
+        raise UsageError(
+            f"{name!r} is no name of a module",
+            remedy="name it as an import statement does, such as mypkg.kernels",
+        )
     try:
-        module = importlib.import_module(name)
+        # Standard output is for what a command reports.
+        with contextlib.redirect_stdout(sys.stderr):
+            specs: Any = getattr(importlib.import_module(name), "SPECS", None)
+            usable = isinstance(specs, Iterable) and not isinstance(specs, str | Mapping)
+            listed: tuple[Any, ...] | None = tuple(specs) if usable else None
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _broken(name, error) from None
@@ -56,14 +77,14 @@ def from_module(name: str) -> tuple[KernelSpec, ...]:
             f"no module {name!r}",
             remedy="install its package, or run this in the folder that the package is in",
         ) from None
-    except SonataError:
+    except SonataError as error:
+        raise BuildError(f"module {name!r}: {error.what}", remedy=error.remedy) from None
+    except KeyboardInterrupt:
         raise
-    except Exception as error:
+    except BaseException as error:  # `sys.exit` too, whose status would say nothing of the module
         raise _broken(name, error) from None
-    specs = getattr(module, "SPECS", None)
-    if not isinstance(specs, Iterable) or isinstance(specs, str | Mapping):
+    if listed is None:
         raise _unusable(name, "has no SPECS")
-    listed = tuple(specs)
     for spec in listed:
         if not isinstance(spec, KernelSpec):
             raise _unusable(name, f"has a {type(spec).__name__} in SPECS")
@@ -115,9 +136,17 @@ def by_name(specs: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
 def _check(spec: KernelSpec, module: str) -> None:
     """Refuse what a manifest or the loader would not take, before anything is compiled."""
     where = f"{module}: {spec.name}"
-    decode(Declaration, encode(spec.declaration), where)
-    for variant in spec.variants:
-        decode(Variant, encode(variant), f"{where}: variant")
+    if not _DEVICE.fullmatch(str(spec.device)):
+        raise BuildError(
+            f"{where}: device is {spec.device!r}",
+            remedy="name the kernel's function as in `package.module:function`",
+        )
+    try:
+        decode(Declaration, encode(spec.declaration), where)
+        for variant in spec.variants:
+            decode(Variant, encode(variant), f"{where}: variant")
+    except ManifestError as error:
+        raise BuildError(error.what, remedy="correct the declaration") from None
     for arch in KNOWN:
         found: dict[tuple[object, ...], Variant] = {}
         for variant in spec.variants:
@@ -132,13 +161,24 @@ def _check(spec: KernelSpec, module: str) -> None:
                 )
 
 
-def _broken(name: str, error: Exception) -> BuildError:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+def _broken(name: str, error: BaseException) -> BuildError:
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    words = ": ".join([type(error).__name__, *said.splitlines()[:1]])[:_MOST_WORDS]
     return BuildError(
-        f"module {name!r} cannot be imported: {type(error).__name__}: {error}{place}",
+        f"module {name!r} cannot be imported: {words}{_place(error)}",
         remedy="mend it; a module of declarations needs neither the compiler nor a GPU",
     )
+
+
+def _place(error: BaseException) -> str:
+    """Where in somebody's own code it happened, as far as that is known."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    others = (*_OURS, "<", str(importlib.__file__))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(others):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
 
 
 def _unusable(name: str, problem: str) -> BuildError:

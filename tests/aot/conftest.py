@@ -77,6 +77,7 @@ def cli() -> Cli:
             cwd=cwd,
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             check=False,
             timeout=120,
         )
@@ -98,9 +99,9 @@ def invoke() -> Invoke:
 
 @pytest.fixture
 def own_cache(warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the warm cache, in use, that a test may damage."""
+    """A copy of the warm cache, in use, that a test may damage; without what is published in it."""
     copy = tmp_path / "own-cache"
-    shutil.copytree(warm_cache, copy)
+    shutil.copytree(warm_cache, copy, ignore=shutil.ignore_patterns("artifacts"))
     monkeypatch.setenv("SONATA_AOT_CACHE_DIR", str(copy))
     return copy
 

@@ -20,6 +20,7 @@ from sonata_aot.aot.cache import Cache, Entry
 from sonata_aot.aot.plan import Job
 from sonata_aot.aot.worker import environment_for_worker
 from sonata_aot.artifacts import Arch, Budget, open_artifacts
+from sonata_aot.artifacts.cubin import Cubin, read_cubin
 from sonata_aot.artifacts.errors import BuildError, SonataError
 from sonata_aot.artifacts.verify import Passed, verify
 from sonata_aot.kernels import builtin
@@ -48,6 +49,10 @@ def fewer(out: cute.Pointer, *, m: cutlass.Constexpr):
 @cute.kernel
 def more(out: cute.Pointer, n: Int32, extra: Int32, *, m: cutlass.Constexpr):
     out.store(Float32(m))
+
+@cute.kernel
+def wordy(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
+    raise ValueError("word " * 10000)
 
 @cute.kernel
 def wider(out: cute.Pointer, n: Int64, *, m: cutlass.Constexpr):
@@ -84,9 +89,9 @@ def no_kernel(out, n, *, m):
 SPECS = """
     spec("good"), spec("raises"), spec("undefined"), spec("fewer"), spec("more"), spec("wider"),
     spec("local"), spec("allowed_local", budget=Budget(spills=9999, stack_bytes=9999)),
-    spec("costly", budget=Budget(registers=1)), spec("shared"), spec("no_kernel"), spec("absent"),
-    spec("exits", "{package}.exits"), spec("killed", "{package}.killed"),
-    spec("observes", "{package}.observes"),
+    spec("costly", budget=Budget(registers=1)), spec("wordy"), spec("shared"),
+    spec("no_kernel"), spec("absent"), spec("exits", "{package}.exits"),
+    spec("killed", "{package}.killed"), spec("observes", "{package}.observes"),
 """
 # Leaves a note of what a kernel's module finds around it.
 OBSERVES = """
@@ -94,6 +99,7 @@ import json, os, sys
 from .device import cutlass, cute, Int32, Float32
 print("noise on standard output")
 note = {"environ": dict(os.environ), "torch": "torch" in sys.modules, "cwd": os.listdir()}
+note["stdin"] = sys.stdin.read()
 with open(os.environ["NOTE"], "w") as file:
     json.dump(note, file)
 
@@ -160,7 +166,7 @@ class TestManyKernels:
 
     def test_progress_counts_what_was_done(self, outcome: Outcome) -> None:
         steps = re.findall(
-            r"^\[(\d+)/15\] compiled in \d+\.\d s: (\w+)\[m=1\] sm86$", outcome.result.stderr, re.M
+            r"^\[(\d+)/16\] compiled in \d+\.\d s: (\w+)\[m=1\] sm86$", outcome.result.stderr, re.M
         )
         assert [int(number) for number, _ in steps] == [1, 2, 3, 4]
         assert {name for _, name in steps} == GOOD
@@ -177,10 +183,12 @@ class TestManyKernels:
 
     def test_an_error_is_short_and_its_log_is_not(self, outcome: Outcome) -> None:
         failed = [line for line in outcome.result.stderr.splitlines() if "] failed: " in line]
-        assert len(failed) == 15 - len(GOOD)
+        assert len(failed) == 16 - len(GOOD)
         assert len(outcome.result.stderr.splitlines()) <= len(GOOD) + 3 * len(failed)
-        assert all(len(line) < 400 for line in outcome.result.stderr.splitlines())
+        assert all(len(line) < 500 for line in outcome.result.stderr.splitlines())
         assert len(outcome.log("undefined").splitlines()) > 10
+        assert "word word..." in outcome.failure("wordy")
+        assert outcome.log("wordy").count("word ") >= 10000
 
     def test_only_the_first_line_of_an_error_is_shown(self, outcome: Outcome) -> None:
         assert "no such layout" in outcome.failure("raises")
@@ -221,6 +229,7 @@ class TestManyKernels:
         assert "CUTE_DSL_LINEINFO" not in environ
         assert environ.get("CUTE_DSL_CACHE_DIR") != str(outcome.toys.root)
         assert outcome.note["torch"] is False
+        assert outcome.note["stdin"] == ""  # neither a task of another nor a wait for one
         assert [name for name in outcome.note["cwd"] if not name.endswith((".cubin", ".ptx"))] == []
 
     def test_the_next_build_compiles_only_what_is_new(self, outcome: Outcome) -> None:
@@ -330,6 +339,18 @@ class TestMeasure:
         with pytest.raises(BuildError, match="PTX"):
             check(job, ptx=entry.ptx.replace(*replaced))
 
+    @pytest.mark.parametrize("count", [0, 2])
+    def test_another_number_of_entries(
+        self, check: Callable[..., Entry], job: Job, monkeypatch: pytest.MonkeyPatch, count: int
+    ) -> None:
+        def read(data: bytes) -> Cubin:
+            code = read_cubin(data)
+            return dataclasses.replace(code, kernels=code.kernels * count)
+
+        monkeypatch.setattr(build, "read_cubin", read)
+        with pytest.raises(BuildError, match=f"^{count} entries"):
+            check(job)
+
     @pytest.mark.parametrize("cubin", [b"", b"\x7fELF", b"x" * 10_000])
     def test_no_cubin_at_all(self, check: Callable[..., Entry], job: Job, cubin: bytes) -> None:
         with pytest.raises(SonataError):
@@ -389,4 +410,5 @@ def test_the_environment_of_a_worker() -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "CUTE_DSL_NO_CACHE": "1",
         "CUTE_DSL_CACHE_DIR": "/scratch",
+        "CUTE_DSL_DUMP_DIR": ".",
     }

@@ -78,6 +78,14 @@ def test_a_damaged_entry_is_replaced(folder: Path, entry: Entry) -> None:
     assert list((cache.root / SCRATCH).iterdir()) == []
 
 
+def test_a_link_that_leads_nowhere_is_replaced(folder: Path, entry: Entry) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to(folder.parent / "gone")
+    Cache().add(entry)
+    assert Cache().find(entry.binary.key) == entry
+    assert not folder.is_symlink()
+
+
 def payload(folder: Path, suffix: str) -> Path:
     (path,) = folder.glob(f"*.{suffix}")
     return path
@@ -195,13 +203,26 @@ def test_a_record_of_another_shape_counts_as_absent(
 
 
 def another_jobs_binary(folder: Path) -> None:
-    """Whole and consistent in itself, but what was compiled for another variant."""
+    """Whole and consistent in itself, but what was compiled for something else."""
     another_entrys_content(folder)
     edit_record(folder, sealed=True, key=folder.name)
     assert Cache().find(folder.name) is not None
 
 
-@pytest.mark.parametrize("damage", [truncated, another_jobs_binary])
+def another_variants_binary(folder: Path) -> None:
+    variant = json.loads((folder / "record.json").read_bytes())["binary"]["variant"]
+    edit_record(folder, sealed=True, variant={**variant, "dtype": "other"})
+    assert Cache().find(folder.name) is not None
+
+
+def another_archs_binary(folder: Path) -> None:
+    edit_record(folder, sealed=True, arch="sm89")
+    assert Cache().find(folder.name) is not None
+
+
+@pytest.mark.parametrize(
+    "damage", [truncated, another_jobs_binary, another_variants_binary, another_archs_binary]
+)
 def test_only_what_is_damaged_is_compiled_again(
     invoke: Invoke,
     own_cache: Path,
@@ -210,12 +231,13 @@ def test_only_what_is_damaged_is_compiled_again(
     damage: Callable[[Path], None],
 ) -> None:
     out = tmp_path / "out"
-    first = json.loads(invoke("build", "--arch=sm86", "--json", "--out", out).stdout)
+    chosen = ("build", "--arch=sm86", "--kernel=gemv_any", "--out", out)
+    first = json.loads(invoke(*chosen, "--json").stdout)
     assert first["compiled"] == []
     key = first["cached"][0]
     damage(own_cache / "compiled" / key)
     total = len(first["cached"])
-    again = invoke("build", "--arch=sm86", "--out", out)
+    again = invoke(*chosen)
     assert again.exit_code == 0
     assert f"{total} binaries: 1 compiled, {total - 1} cached" in again.stdout
     assert again.stderr.count(" compiled in ") == 1

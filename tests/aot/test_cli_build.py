@@ -193,6 +193,17 @@ def test_a_usage_error_is_one_line_that_names_what_is_allowed(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("text", ["x", "0", "-3"])
+def test_a_wrong_number_of_jobs_is_no_matter_of_what_is_cached(
+    invoke: Invoke, tmp_path: Path, text: str
+) -> None:
+    chosen = ("build", "--arch=sm86", "--kernel=gemv_any", "--out", tmp_path / "out")
+    result = invoke(*chosen, MAX_JOBS=text)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"MAX_JOBS='{text}'; set it to an integer of 1 or more" in result.stderr
+    assert invoke(*chosen, "--jobs=1", MAX_JOBS=text).exit_code == 0
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -86,7 +86,10 @@ def test_what_came_went_and_changed(invoke: Invoke, make: Make) -> None:
         f"cubin_bytes {third.cubin.size} -> {third.cubin.size + 100}",
     ]
     assert "-> 9.9" in result.stdout
-    assert lines[-1] == "1 added, 1 removed, 1 changed"
+    packages = len(open_artifacts(a).manifest.compiler)
+    assert lines[-1] == (
+        f"binaries: 1 added, 1 removed, 1 changed; {packages} other compiler packages"
+    )
     assert invoke("diff", a, b, "--exit-code").exit_code == 1
     printed = json.loads(invoke("diff", a, b, "--json").stdout)
     assert printed["same"] is False
@@ -108,7 +111,7 @@ def test_other_bytes_of_one_size(invoke: Invoke, make: Make) -> None:
     result = invoke("diff", make("a"), b)
     assert result.stdout.splitlines() == [
         f"~ {first.label}: other bytes",
-        "0 added, 0 removed, 1 changed",
+        "binaries: 0 added, 0 removed, 1 changed",
     ]
 
 
@@ -116,7 +119,55 @@ def test_a_declaration_alone(invoke: Invoke, make: Make) -> None:
     (declaration,) = open_artifacts(make("all")).manifest.kernels
     other = dataclasses.replace(declaration, grid=("1", "1", "1"))
     result = invoke("diff", make("a"), make("b", kernels=(other,)), "--exit-code")
-    assert (result.exit_code, result.stdout.splitlines()[0]) == (1, "~ declaration of gemv_any")
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        1,
+        ["~ declaration of gemv_any", "the same binaries; 1 other declaration"],
+    )
+
+
+def test_rules_alone(invoke: Invoke, built: Path, tmp_path: Path) -> None:
+    source = open_artifacts(built)
+    objects = {p.file_name: source.read(p) for _, p in source.manifest.payloads()}
+    rules = tuple(rule for rule in source.manifest.rules if rule.kernel != "gemv")
+    publish(tmp_path / "b", dataclasses.replace(source.manifest, rules=rules), objects)
+    result = invoke("diff", built, tmp_path / "b", "--exit-code")
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        1,
+        ["~ rules of gemv", "the same binaries; 1 kernel with other rules"],
+    )
+    assert json.loads(invoke("diff", built, tmp_path / "b", "--json").stdout)["rules"] == ["gemv"]
+
+
+def test_shared_memory_that_only_the_record_has(invoke: Invoke, make: Make) -> None:
+    """What is dynamic leaves no trace in the machine code."""
+    (declaration,) = open_artifacts(make("all")).manifest.kernels
+    first, *_ = open_artifacts(make("all")).manifest.binaries
+    before = first.shared_bytes + first.static_shared_bytes
+    more = dataclasses.replace(declaration, shared_bytes=str(first.shared_bytes + 64))
+    b = make(
+        "b",
+        lambda binary: dataclasses.replace(binary, shared_bytes=first.shared_bytes + 64),
+        kernels=(more,),
+    )
+    lines = invoke("diff", make("a"), b).stdout.splitlines()
+    assert lines[0] == f"~ {first.label}: shared_bytes {before} -> {before + 64}"
+    count = len(open_artifacts(b).manifest.binaries)
+    assert lines[-1].startswith(f"binaries: 0 added, 0 removed, {count} changed; 1 other decl")
+
+
+@pytest.mark.parametrize("name", ["stack_bytes", "static_shared_bytes", "spills"])
+def test_each_figure_counts(invoke: Invoke, make: Make, name: str) -> None:
+    def more(binary: Binary) -> Binary:
+        changes = {name: getattr(binary, name) + 7}
+        return dataclasses.replace(larger(binary), **changes)
+
+    first, *_ = open_artifacts(make("all")).manifest.binaries
+    b = make("b", lambda binary: more(binary) if binary.label == first.label else binary)
+    shown = "shared_bytes" if "shared" in name else name
+    line, _ = invoke("diff", make("a"), b).stdout.splitlines()
+    assert f"{shown} " in line
+    (changed,) = json.loads(invoke("diff", make("a"), b, "--json").stdout)["changed"]
+    assert changed["after"][shown] - changed["before"][shown] == 7
 
 
 def test_what_is_no_set(invoke: Invoke, make: Make, tmp_path: Path) -> None:

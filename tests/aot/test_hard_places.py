@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sonata_aot.aot import pool
 from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.verify import Passed, verify
 
 if TYPE_CHECKING:
     from tests.aot.canned import Canned
-    from tests.aot.conftest import Invoke
+    from tests.aot.conftest import Cli, Invoke
 
 
 def is_whole(directory: Path) -> bool:
@@ -65,6 +67,24 @@ def test_disk_full_at_every_write(canned: Canned) -> None:
     assert failures > 2
     assert is_whole(canned.cache / "artifacts")
     assert len(canned.compiled) < 8 + failures + 1  # what was compiled was kept
+
+
+def test_a_disk_too_full_to_start_a_worker(
+    own_cache: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where nothing has been compiled yet: no fault of the output, which is a pipe."""
+    for folder in (own_cache / "compiled").iterdir():
+        shutil.rmtree(folder)
+
+    def full(worker: object, scratch: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
+
+    monkeypatch.setattr(pool._Worker, "__init__", full)
+    result = invoke("build", "--arch=sm86", "--kernel=gemv_any", "--out", tmp_path / "out")
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"sonata-aot: cannot compile in {own_cache}")
+    assert "No space left on device; free some space" in line
 
 
 # In the builder alone, so not in workers: after so many files that it opened for writing.
@@ -115,6 +135,61 @@ def test_odd_names(canned: Canned, name: bytes) -> None:
     assert (sized["directory"], sized["entries"]) == (str(odd / "cache"), 8)
 
 
+@pytest.mark.parametrize("name", [b"a: b", b"\xff 'b' {c}"])
+def test_the_compiler_itself_in_odd_places(cli: Cli, tmp_path: Path, name: bytes) -> None:
+    """The project and the cache; of the project's the compiler must be able to write the name."""
+    odd = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
+    odd.mkdir(mode=0o700)
+    device, spec = "odd_place_device", "odd_place_spec"
+    readable = odd if name.isascii() else tmp_path
+    (readable / f"{device}.py").write_text(ODD_DEVICE)
+    (readable / f"{spec}.py").write_text(ODD_SPEC.format(device=device))
+    chosen = ("build", "--arch=sm86", "--from", spec)
+    done = cli(*chosen, "--out", odd / "out", cwd=readable, SONATA_AOT_CACHE_DIR=odd / "cache")
+    assert done.returncode == 0, done.stderr
+    assert is_whole(odd / "out")
+    plain = cli(*chosen, "--out", tmp_path / "out", cwd=readable)
+    assert plain.returncode == 0, plain.stderr
+    manifests = [(place / "out" / "manifest.json").read_bytes() for place in (odd, tmp_path)]
+    assert manifests[0] == manifests[1]
+    if readable != odd:
+        for file in tmp_path.glob("odd_place_*"):
+            file.rename(odd / file.name)
+        (odd / f"{device}.py").write_text(ODD_DEVICE + "# else it is cached")
+        done = cli(*chosen, "--out", odd / "out", cwd=odd)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is in a folder whose name is no UTF-8" in done.stderr
+        assert "rename the folder" in done.stderr
+
+
+ODD_DEVICE = """
+import cutlass
+from cutlass import Float32, Int32, cute
+
+@cute.kernel
+def odd_place(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
+    (out + n).store(Float32(m))
+"""
+ODD_SPEC = """
+from sonata_aot.kernels import Declaration, KernelSpec, Parameter, product
+
+SPECS = (
+    KernelSpec(
+        Declaration(
+            name="odd_place",
+            parameters=(Parameter("out", "pointer", element="f32", align=4), Parameter("n", "i32")),
+            choices=("m",),
+            selectors=("m",),
+            block=("64", "1", "1"),
+            grid=("1", "1", "1"),
+        ),
+        product(m=[1]),
+        "{device}:odd_place",
+    ),
+)
+"""
+
+
 @pytest.mark.parametrize("years", [-30, 30])
 def test_a_clock_that_has_jumped(own_cache: Path, invoke: Invoke, years: int) -> None:
     """All that is there is as good as before, whatever time it seems to be of."""
@@ -129,6 +204,42 @@ def test_a_clock_that_has_jumped(own_cache: Path, invoke: Invoke, years: int) ->
     listed = json.loads(invoke("cache", "list", "--json").stdout)["entries"]
     assert {entry["key"] for entry in listed[-16:]} == set(after["cached"])  # used last
     assert is_whole(own_cache / "artifacts")
+
+
+@pytest.mark.parametrize(
+    ("cache", "out", "good"),
+    [
+        ("a", "a", False),
+        ("a/b", "a", False),
+        ("a", "a/compiled", False),
+        ("a", "link/logs/b", False),
+        ("a", "a/artifacts", True),
+        ("a", "ab", True),
+    ],
+)
+def test_a_set_and_a_cache_do_not_lie_in_each_other(
+    own_cache: Path,
+    invoke: Invoke,
+    tmp_path: Path,
+    cache: str,
+    out: str,
+    good: bool,
+) -> None:
+    """Said before anything is compiled or made, and not by the publisher afterwards."""
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    if good:
+        own_cache.rename(tmp_path / cache)
+    result = invoke(
+        *("build", "--arch=sm86", "--kernel=gemv_any", "--out", tmp_path / out),
+        SONATA_AOT_CACHE_DIR=tmp_path / cache,
+    )
+    if good:
+        assert result.exit_code == 0, result.stderr
+        return
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert f"{tmp_path / out}: the compile cache {tmp_path / cache} lies there" in line
+    assert not (tmp_path / "a").exists()
 
 
 class TestReadOnly:

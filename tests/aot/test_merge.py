@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sonata_aot.artifacts import open_artifacts
+from sonata_aot.artifacts.declaration import variant_name
 from sonata_aot.artifacts.errors import ArtifactsNotFound, ManifestError, SonataError
 from sonata_aot.artifacts.manifest import sealed
 from sonata_aot.artifacts.shard import Shard, open_shard, share, whole
@@ -59,6 +60,17 @@ def test_the_merged_set_is_that_of_one_build(
     assert f"{count} binaries of 3 shards" in result.stdout
     again = invoke("merge", *parts, "--out", tmp_path / "one")
     assert f"unchanged in {tmp_path / 'one'}" in again.stdout
+    assert "removed" not in again.stdout
+    before = invoke(
+        "build", "--arch=sm86", "--kernel=gemv_any", "--json", "--out", tmp_path / "one"
+    )
+    result = invoke("merge", *parts, "--out", tmp_path / "one")
+    names = [f"gemv_any[{variant_name(b['variant'])}] sm86" for b in binaries_of(before.stdout)]
+    assert f"removed, since not in them: {', '.join(sorted(names))}\n" in result.stdout
+
+
+def binaries_of(printed: str) -> list[dict[str, Any]]:
+    return json.loads(printed)["manifest"]["binaries"]
 
 
 def test_each_shard_has_its_share(parts: list[Path], invoke: Invoke, tmp_path: Path) -> None:
@@ -171,6 +183,31 @@ def of_another_tool(parts: list[Path]) -> list[Path]:
     return parts
 
 
+def of_another_selection(parts: list[Path]) -> list[Path]:
+    edit_part(
+        parts[1], selection=part_of(parts[1])["selection"] | {"archs": ["sm86", "sm90", "sm120"]}
+    )
+    return parts
+
+
+def of_another_declaration(parts: list[Path]) -> list[Path]:
+    kernels = part_of(parts[2])["kernels"]
+    kernels[0]["budget"]["registers"] += 1
+    edit_part(parts[2], kernels=kernels)
+    return parts
+
+
+def of_another_plan(parts: list[Path]) -> list[Path]:
+    keys = index_of(parts[0])["keys"]
+    edit(parts[0], keys=[keys[0], "0" * 64, *keys[2:]])  # the second is another shard's
+    return parts
+
+
+def of_other_rules(parts: list[Path]) -> list[Path]:
+    edit(parts[1], rules=index_of(parts[1])["rules"][1:])
+    return parts
+
+
 def without_an_object(parts: list[Path]) -> list[Path]:
     next((parts[1] / "objects").iterdir()).unlink()
     return parts
@@ -189,6 +226,13 @@ def with_a_false_record(parts: list[Path]) -> list[Path]:
     binaries = content["part"]["binaries"]
     binaries[0]["registers"] += 1
     edit_part(parts[0], binaries=binaries)
+    return parts
+
+
+def with_a_false_record_of_ptx(parts: list[Path]) -> list[Path]:
+    binaries = part_of(parts[1])["binaries"]
+    binaries[0]["ptx"]["isa"] = "7.0"
+    edit_part(parts[1], binaries=binaries)
     return parts
 
 
@@ -217,9 +261,16 @@ def edit(place: Path, **changes: Any) -> None:
     path.write_bytes(sealed(content)[0])
 
 
+def index_of(place: Path) -> dict[str, Any]:
+    return json.loads((place / "shard.json").read_bytes())
+
+
+def part_of(place: Path) -> dict[str, Any]:
+    return index_of(place)["part"]
+
+
 def edit_part(place: Path, **changes: Any) -> None:
-    content = json.loads((place / "shard.json").read_bytes())
-    edit(place, part=content["part"] | changes)
+    edit(place, part=part_of(place) | changes)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +282,14 @@ def edit_part(place: Path, **changes: Any) -> None:
         (of_other_sources, "not the same sources or commit"),
         (of_another_compiler, "not the same compiler"),
         (of_another_tool, "not the same tool"),
+        (of_another_selection, "not the same selection"),
+        (of_another_declaration, "not the same declarations"),
+        (of_another_plan, "not the same keys"),
+        (of_other_rules, "not the same rules"),
         (without_an_object, "is missing"),
         (with_a_flipped_bit, "does not have the SHA-256"),
         (with_a_false_record, "registers is"),
+        (with_a_false_record_of_ptx, "PTX ISA"),
         (with_a_link, "is not a directory of its own"),
         (that_others_can_write, "is writable by everybody"),
         (that_is_a_set, "no shard in"),
@@ -271,6 +327,13 @@ def test_what_is_not_all_of_one_build_is_refused(
 def test_an_index_that_contradicts_itself(parts: list[Path], changes: dict[str, Any]) -> None:
     edit(parts[0], **changes)
     with pytest.raises(ManifestError):
+        open_shard(parts[0])
+
+
+def test_a_key_that_stands_twice(parts: list[Path]) -> None:
+    keys = index_of(parts[0])["keys"]
+    edit(parts[0], keys=[keys[0], keys[2], *keys[2:]])  # both are other shards'
+    with pytest.raises(ManifestError, match="a key stands twice"):
         open_shard(parts[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -97,6 +98,10 @@ def results(kernel: Kernel, size: int) -> None:
         ("", "lower-case"),
         ("class", "Python"),
         ("tests", "pytest"),
+        ("test_kernel", "pytest"),
+        ("artifacts", "own code"),
+        ("build", "own code"),
+        ("range", "own code"),
         ("gemv", "kernel of sonata-aot"),
         ("json", "installed"),
         ("sys", "installed"),
@@ -108,6 +113,26 @@ def test_names_that_would_not_do(invoke: Invoke, tmp_path: Path, name: str, word
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_no_name_that_its_code_uses_would_do(invoke: Invoke, project: Path, tmp_path: Path) -> None:
+    """`from x import x` in a test that has an x of its own would call that."""
+    used: set[str] = set()
+    for path in project.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                    used.add(name)
+                case ast.alias(name=name):
+                    used.add(name.partition(".")[0])
+                case _:
+                    pass
+    used -= {NAME}
+    assert {"cute", "x", "kernels", "torch", "float"} & used == {"cute", "x", "kernels", "torch"}
+    for name in used:
+        out = tmp_path / name
+        assert invoke("new", name, "--out", out).exit_code == 2, name
+        assert not out.exists()
 
 
 def test_nothing_is_overwritten(cli: Cli, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ SPECS = [
     )
 ]
 """
+OWN = SPEC.format(name="own")
 
 
 def names(*modules: str) -> list[str]:
@@ -85,6 +86,17 @@ class TestFinding:
                 SonataError,
                 ["'k'", "own"],
             )),
+            ("\nimport sys\nsys.exit()", BuildError, ["SystemExit (", "own.py:3"]),
+            ("def specs():\n    yield 1 / 0\nSPECS = specs()", BuildError, ["own.py:2"]),
+            ("a = 1\nb = (", BuildError, ["SyntaxError: '(' was never closed", "own.py:2)"]),
+            ("raise ValueError('x' * 9999)", BuildError, ["ValueError: x", "own.py:1"]),
+            (OWN.replace("m=[1]", "m=[1.5]"), BuildError, ["expected str or int, found 1.5"]),
+            (OWN.replace("m=[1]", "m=[-1]"), BuildError, ["variant.m", "correct the declaration"]),
+            (OWN.replace('"own_device:good"', "None"), BuildError, ["own: own: device is None"]),
+            (OWN.replace("_device:good", "_device"), BuildError, ["device is 'own_device'"]),
+            (OWN.replace("own_device", ".device"), BuildError, ["device is '.device:good'"]),
+            (OWN.replace("_device:good", "_device:a.b"), BuildError, ["'own_device:a.b'"]),
+            (OWN.replace('("64", "1", "1")', "(64, 1, 1)"), BuildError, ["TypeError", "own.py:6"]),
         ],
     )  # fmt: skip
     def test_a_module_that_is_none(
@@ -96,13 +108,28 @@ class TestFinding:
             names("own")
         for word in words:
             assert word in str(caught.value)
+        assert len(str(caught.value)) < 600
+
+    @pytest.mark.parametrize("name", ["", ".", ".own", "own/kernels.py"])
+    def test_what_is_no_name_of_a_module(self, name: str) -> None:
+        with pytest.raises(UsageError, match="is no name of a module"):
+            names(name)
+
+    def test_what_a_module_prints_is_no_result(self, cli: Cli, tmp_path: Path) -> None:
+        (tmp_path / "own_loud.py").write_text("print('loud')\n" + SPEC.format(name="own_loud"))
+        (tmp_path / "own_loud_device.py").write_text("")
+        result = cli("plan", "--arch=sm86", "--from=own_loud", "--json", cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "loud\n")
+        assert [item["kernel"] for item in json.loads(result.stdout)["binaries"]] == ["own_loud"]
 
     def test_two_of_one_name(self, package: Package) -> None:
         package({"own_c.py": SPEC.format(name="own"), "own_d.py": SPEC.format(name="own")})
         with pytest.raises(BuildError, match="two kernels have the name 'own'"):
             names("own_c", "own_d")
 
-    @pytest.mark.parametrize("text", [SPEC.format(name="own_e"), "1 / 0"])
+    @pytest.mark.parametrize(
+        "text", [SPEC.format(name="own_e"), "1 / 0", "import sys\nsys.exit(3)", SPEC]
+    )
     def test_an_installed_package(self, package: Package, text: str) -> None:
         root = package({"own_e.py": text})
         sys.modules.pop("own_e", None)
@@ -110,7 +137,7 @@ class TestFinding:
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own-e\nVersion: 1\n")
         (metadata / "entry_points.txt").write_text("[sonata_aot.kernels]\nmine = own_e\n")
-        if "SPECS" in text:
+        if '"own_e"' in text:
             assert names() == sorted([*builtin(), "own_e"])
             return
         with pytest.raises(BuildError, match=r"package own-e: .*--from sonata_aot\.kernels"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sonata_aot.aot.cache import INPUTS
+from sonata_aot.aot import plan
+from sonata_aot.aot.cache import INPUTS, RECORD, Cache
+from sonata_aot.aot.explain import explain
 from sonata_aot.artifacts import open_artifacts
 
 if TYPE_CHECKING:
@@ -89,8 +92,6 @@ def test_what_a_build_would_do_and_why(toys: Toys) -> None:
 def test_the_inputs_that_are_no_source(
     invoke: Invoke, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sonata_aot.aot import plan
-
     def why() -> set[str]:
         result = invoke("plan", "--arch=sm86", "--kernel=ssd_pass", "--json")
         (binary,) = json.loads(result.stdout)["binaries"]
@@ -116,6 +117,58 @@ def test_the_inputs_that_are_no_source(
         "how the compiler is called",
         f"nvidia-cutlass-dsl {versions['nvidia-cutlass-dsl']} -> 9.9",
     }
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_what_was_used_last_is_compared(tmp_path: Path, last: int) -> None:
+    """Of several that the cache has of a variant, whatever the order of their folders."""
+    cache = Cache(tmp_path)
+    (spec,) = plan.choose_kernels(["ssd_pass"])
+    (job,) = plan.jobs([spec], plan.choose_archs(["sm86"]))
+    binary = {"kernel": "ssd_pass", "variant": job.variant, "arch": "sm86"}
+    for number in range(4):
+        folder = cache.compiled / (str(number) * 64)
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / RECORD).write_text(json.dumps({"binary": binary}))
+        inputs = job.record() | {"recipe": ""} if number == last else {}
+        (folder / INPUTS).write_text(json.dumps(inputs))
+        used = 100 if number == last else number
+        os.utime(folder, (used, used))
+    (planned,) = explain([job], cache)
+    assert (planned.state, planned.why) == ("changed", ("how the compiler is called",))
+
+
+def test_sources_that_came_and_went(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    (spec,) = plan.choose_kernels(["ssd_pass"])
+    (job,) = plan.jobs([spec], plan.choose_archs(["sm86"]))
+    folder = cache.compiled / ("0" * 64)
+    folder.mkdir(parents=True, mode=0o700)
+    binary = {"kernel": "ssd_pass", "variant": job.variant, "arch": "sm86"}
+    (folder / RECORD).write_text(json.dumps({"binary": binary}))
+    record = job.record()
+    (first, _), *others = record["sources"].items()
+    sources = {**dict(others), "mine.helper": "0" * 64}
+    (folder / INPUTS).write_text(json.dumps(record | {"sources": sources}))
+    (planned,) = explain([job], cache)
+    assert set(planned.why) == {f"source {first} (new)", "source mine.helper (gone)"}
+
+
+def test_a_shard_adds_and_removes_nothing_of_a_set(
+    invoke: Invoke, warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SONATA_AOT_CACHE_DIR", str(warm_cache))
+    chosen = ("--arch=sm86", "--kernel=gemv_any", "--out", tmp_path / "out")
+    planned = json.loads(invoke("build", "--dry-run", "--shard=1/3", *chosen, "--json").stdout)
+    assert (len(planned["binaries"]), planned["added"], planned["removed"]) == (6, [], [])
+    assert len(json.loads(invoke("plan", *chosen, "--json").stdout)["added"]) == 16
+
+
+def test_a_cache_that_others_can_write_is_not_believed(invoke: Invoke, own_cache: Path) -> None:
+    (own_cache / "compiled").chmod(0o777)
+    result = invoke("plan", "--arch=sm86", "--kernel=gemv_any")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "is writable by everybody" in result.stderr
 
 
 def test_plan_is_what_a_dry_run_says(

@@ -40,6 +40,11 @@ for line in sys.stdin:
     elif do == "fail":
         print("the whole story", file=sys.stderr, flush=True)
         good = {"ok": False, "error": "the short story"}
+    elif do == "close":
+        os.closerange(0, 100)
+        time.sleep(60)
+    elif do in ("words", "[1]", '{"ok": true}'):
+        os.write(1, do.encode() + b"\\n")
     elif do == "long":
         good["more"] = "x" * 300_000
     elif do == "slow":
@@ -149,6 +154,29 @@ def test_a_dead_worker_is_replaced(
     assert isinstance(dead, CompileFailed)
     assert reason in dead.error
     assert len({line["pid"] for line in told()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("do", "reason"),
+    [
+        ("close", "closed its output"),
+        ("words", "said b'words'"),
+        ("[1]", "said b'[1]'"),
+        ('{"ok": true}', "said b'{"),
+    ],
+)
+def test_a_worker_that_breaks_the_protocol_is_replaced(
+    run: Run, told: Callable[[], list[dict[str, Any]]], do: str, reason: str
+) -> None:
+    """A kernel's module runs in it, and can do all this."""
+    started = time.monotonic()
+    wrong, last = run(do, "good")
+    assert time.monotonic() - started < 20
+    assert isinstance(wrong, CompileFailed)
+    assert reason in wrong.error
+    assert isinstance(last, Compiled)
+    assert len({line["pid"] for line in told()}) == 2
+    assert not any(alive(line["pid"]) for line in told())
 
 
 def test_workers_that_all_die(run: Run) -> None:

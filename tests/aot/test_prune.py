@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sonata_aot.aot import plan
+from sonata_aot.aot import prune as pruning
 from sonata_aot.aot.build import build
 from sonata_aot.aot.cache import Cache
+from sonata_aot.aot.leases import keys_in_use
 from sonata_aot.aot.options import parse_size, show_size
 from sonata_aot.aot.prune import contents, prune
 from sonata_aot.artifacts import Arch
@@ -109,6 +112,7 @@ def test_what_a_build_uses_stays(cache: Cache) -> None:
 HOLDER = """
 import os, signal, sys
 from sonata_aot.aot.cache import Cache
+from sonata_aot.aot.leases import keys_in_use
 with Cache().using(sys.argv[1:]):
     print("holds", flush=True)
     sys.stdin.readline()
@@ -155,6 +159,35 @@ def test_no_build_begins_while_pruning(cache: Cache, monkeypatch: pytest.MonkeyP
     assert tried == [False]
 
 
+def test_a_build_waits_for_a_prune(cache: Cache) -> None:
+    cache.in_use.mkdir()
+    began = threading.Event()
+
+    def build() -> None:
+        with cache.using(KEYS):
+            began.set()
+
+    thread = threading.Thread(target=build)
+    with locked(cache.in_use):
+        thread.start()
+        assert not began.wait(0.3)
+    assert began.wait(30)
+    thread.join()
+
+
+def test_what_is_used_before_the_lock_is_had_counts(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(folder: Path) -> Any:
+        with cache.using([KEYS[0]]):
+            pass
+        return keys_in_use(folder)
+
+    monkeypatch.setattr(pruning, "keys_in_use", late)
+    prune(cache, 5000)
+    assert left(cache) == "acdef"
+
+
 def test_logs_count_and_go_in_turn(cache: Cache) -> None:
     cache.logs.mkdir()
     for number, key in ((2, KEYS[5]), (9, KEYS[0])):
@@ -172,7 +205,7 @@ def test_what_killed_builds_left_goes(cache: Cache) -> None:
     (cache.scratch / "abc/worker0").mkdir(parents=True)
     (cache.root / ".sonata-aot-trash" / KEYS[0]).mkdir(parents=True)
     cache.in_use.mkdir()
-    (cache.in_use / "0123").write_text(KEYS[1])
+    (cache.in_use / ("0123" * 8)).write_text(KEYS[1])
     prune(cache, 5000)
     assert left(cache) == "bcdef"
     assert {path.name for path in cache.root.iterdir()} == {"compiled", "in-use"}
@@ -187,10 +220,12 @@ def test_the_scratch_of_a_running_build_stays(cache: Cache) -> None:
 
 def test_what_is_somebodys_own_stays(cache: Cache) -> None:
     mine = [cache.root / "mine.txt", cache.compiled / "notes", cache.root / "logs" / "mine.txt"]
+    mine += [cache.in_use / "mine.txt", cache.in_use / ("f" * 32) / "mine.txt"]
     for path in mine:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("the only copy")
-    prune(cache, 0)
+    (cache.in_use / ("e" * 32)).symlink_to(mine[0])
+    assert prune(cache, 0).removed == len(KEYS)
     assert all(path.read_text() == "the only copy" for path in mine)
 
 

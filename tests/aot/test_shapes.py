@@ -198,6 +198,10 @@ def test_the_dtype(tmp_path: Path, stated: dict[str, str], asked: str | None, dt
         ({"state_size": 0}, ["state_size is 0"]),
         ({"vocab_size": True}, ["vocab_size is True"]),
         ({"expand": 1 << 31}, ["expand is"]),
+        ({"hidden_size": [1] * 9999}, ["hidden_size is [1, 1,", " 1,..."]),
+        ({"hidden_size": 10**4000}, ["hidden_size is 1000", "0..."]),
+        ({"head_dim": 1 << 20, "num_heads": None}, ["make heads of scan 0"]),
+        ({"hidden_size": 1 << 30, "expand": 4}, ["make n of in_proj"]),
     ],
 )
 def test_a_configuration_that_cannot_be_used(
@@ -208,9 +212,25 @@ def test_a_configuration_that_cannot_be_used(
     assert (result.exit_code, result.stdout) == (1, "")
     for word in (str(path), *words):
         assert word in result.stderr
+    assert len(result.stderr) < 300 + len(str(path))
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1, "a": 2', "\xff", "[" * 100_000])
+def test_a_configuration_that_is_a_link(invoke: Invoke, tmp_path: Path) -> None:
+    """As all files are in the cache of Hugging Face."""
+    path = write(tmp_path, CONFIGS["mamba2"][0])
+    link = tmp_path / "snapshot.json"
+    link.symlink_to(path.name)
+    result = invoke("shapes", link, "--arch=sm86", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == invoke("shapes", path, "--arch=sm86", "--json").stdout
+    path.unlink()
+    assert f"{link}: No such file" in invoke("shapes", link, "--arch=sm86").stderr
+
+
+TWICE = '{"model_type": "mamba2", "model_type": "bamba"}'
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", TWICE, "\xff", "[" * 100_000])
 def test_a_file_that_is_no_configuration(invoke: Invoke, tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("latin-1"))
@@ -218,6 +238,7 @@ def test_a_file_that_is_no_configuration(invoke: Invoke, tmp_path: Path, text: s
         result = invoke(*command, "--arch=sm86")
         assert (result.exit_code, result.stdout) == (1, "")
         assert str(path) in result.stderr
+        assert ("'model_type' stands twice" in result.stderr) is (text is TWICE)
     path.unlink()
     assert "No such file" in invoke("shapes", path, "--arch=sm86").stderr
 

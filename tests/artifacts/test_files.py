@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from artifact_sets import Made
 
+from sonata_aot.artifacts import store
 from sonata_aot.artifacts.errors import IntegrityError, StoreError
 from sonata_aot.artifacts.files import (
     explained,
@@ -148,6 +150,28 @@ def test_data_is_synced_before_it_is_renamed_into_place(
     write_atomically(tmp_path / "f", b"new", staging=tmp_path / "staging")
     sync_directory(tmp_path)
     assert steps == ["write", "fsync", "rename", "fsync"]
+
+
+def test_a_set_survives_a_power_failure_whole(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of objects are on the disk before a manifest names them, and then its own."""
+    steps: list[str] = []
+    write, sync = store.write_atomically, store.sync_directory
+
+    def writing(target: Path, data: bytes, *, staging: Path) -> None:
+        write(target, data, staging=staging)
+        steps.append("manifest" if target.name == "manifest.json" else "object")
+
+    def syncing(directory: Path) -> None:
+        sync(directory)
+        steps.append(f"names in {directory.name}")
+
+    monkeypatch.setattr(store, "write_atomically", writing)
+    monkeypatch.setattr(store, "sync_directory", syncing)
+    store.publish(tmp_path / "out", made.manifest, made.objects)
+    objects = ["object"] * len(made.objects)
+    assert steps == [*objects, "names in objects", "manifest", "names in out"]
 
 
 def test_staging_through_a_link_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sonata_aot.aot import wheel
 from sonata_aot.aot.cli import main
 
 
@@ -36,6 +37,22 @@ def test_errors_of_making_are_one_message(tmp_path: Path) -> None:
     code, output = invoke("wheel", "--arch=sm86", "--base", base, "--out", tmp_path / "out")
     assert code == 1
     assert output.startswith(f"sonata-aot: {base} is no wheel: ")
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*arguments: object, **options: object) -> None:
+        raise AssertionError("compiled for nothing")
+
+    monkeypatch.setattr(wheel, "build", build)
+    monkeypatch.setattr(wheel, "find_base", build)
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/sonata-aot")):
+        code, output = invoke("wheel", "--arch=sm86", "--out", place)
+        assert (code, output.count("\n")) == (1, 1), output
+        assert output.startswith("sonata-aot: cannot write into ")
+        assert str(place.parent) in output
 
 
 def test_verify_needs_both_of_a_signatures_options(built: Path) -> None:
