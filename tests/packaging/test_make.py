@@ -132,12 +132,54 @@ def test_whose_kernels_are_the_products(selection: Selection) -> None:
         ("a/../b", "1", "is no name"),
         ("a", "one", "is no name"),
         ("a", "1\nx", "is no name"),
+        ("a", "1+.", "is no name"),
+        ("a", "1.0+a..b", "is no name"),
+        ("a", "1.01", "is no name"),
+        ("a", "١", "is no name"),
         ("sonata.aot", "1", "import package sonata_aot is that of"),
+        ("Torch", "1", "import package torch is that of"),
+        ("json", "1", "import package json is that of"),
+        ("class", "1", "import package class is a word of Python's"),
     ],
 )
 def test_names_that_will_not_do(selection: Selection, name: str, version: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         DataWheel(name, version).named(selection)
+
+
+@pytest.mark.parametrize(
+    "version", ["0", "1.2", "1.0rc1", "2.0.post1.dev3", "1.10+cu12.g0abc1d2.7", "2026.12.1"]
+)
+def test_versions_that_will_do(selection: Selection, version: str) -> None:
+    assert DataWheel("a", version).named(selection) == ("a", version)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("out", "cannot write into .*SHA256SUMS"),
+        ("key", "cannot sign with it: there is no such file"),
+        ("time", "SOURCE_DATE_EPOCH='soon'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_built(
+    make_one: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str, says: str
+) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setattr(module, "find_base", never)
+    monkeypatch.setattr(module, "build", never)
+    options: dict[str, object] = {}
+    if wrong == "out":
+        options["out"] = tmp_path / "SHA256SUMS"
+        (tmp_path / "SHA256SUMS").touch()
+    elif wrong == "key":
+        options["signing_key"] = tmp_path / "missing"
+    else:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
+    with pytest.raises(SonataError, match=says):
+        make_one(**options)
 
 
 def test_a_damaged_artifact_is_never_shipped(
@@ -205,6 +247,13 @@ def test_an_sbom_is_the_same_for_the_same_artifacts(make_one: Make) -> None:
     assert (content["bomFormat"], content["specVersion"]) == ("CycloneDX", "1.6")
     names = {item["name"] for item in content["components"]}
     assert names == {*manifest.compiler, "sonata-aot", "kernel sources"}
+
+
+def test_an_sboms_urls_are_of_packages(make_one: Make) -> None:
+    content = json.loads(artifacts_sbom(make_one().manifest, "My.Kernels_x", "1.0+cu12"))
+    component = content["metadata"]["component"]
+    assert (component["name"], component["version"]) == ("My.Kernels_x", "1.0+cu12")
+    assert component["purl"] == "pkg:pypi/my-kernels-x@1.0%2Bcu12"
 
 
 class TestSignature:
