@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from packaging_runs import Environment, Install, Once, compiler_path, copy_tree, pip_wheel, run
+from packaging_runs import (
+    ROOT,
+    STRAY,
+    Environment,
+    Install,
+    Once,
+    compiler_path,
+    copy_tree,
+    pip_wheel,
+    run,
+)
 from sonata_aot.aot.wheel_base import BUNDLED
 from sonata_aot.aot.wheel_file import read_wheel
 from sonata_aot.aot.wheel_platform import require_platform
@@ -123,12 +133,21 @@ def test_without_an_arch_no_kernels_are_built(base_312: Path) -> None:
     assert not [name for name in read_wheel(base_312).files if name.startswith(BUNDLED)]
 
 
-def test_the_sdist_is_complete(sdist: Path) -> None:
+def listed(kind: str) -> list[str]:
+    """Files of the repository that are there, by name."""
+    said = run("git", "-C", ROOT, "ls-files", "-z", kind, "--exclude-standard")
+    return [name for name in said.split("\0") if (ROOT / name).exists() and name]
+
+
+def test_the_sdist_holds_what_git_has_and_no_more(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    for name in ("LICENSE", "NOTICE", "CMakeLists.txt", "aot/backend/sonata_backend.py"):
-        assert name in names
-    assert [name for name in names if re.match(r"(build|dist|\.venv)/", name)] == []
+        files = [item.name.partition("/")[2] for item in archive if not item.isdir()]
+    tracked, others = (set(listed(kind)) for kind in ("--cached", "--others"))
+    # typings consists of links to the rooms, for the type checker.
+    needed = {name for name in tracked if not name.startswith("typings/")}
+    assert needed | {"PKG-INFO"} <= set(files) <= needed | others | {"PKG-INFO"}
+    assert len(files) == len(set(files))
+    assert not set(STRAY) & set(files)
 
 
 def test_all_versions_agree(install: Install, wheel_311: Path) -> None:

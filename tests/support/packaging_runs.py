@@ -22,6 +22,8 @@ PACKAGES = Path(sysconfig.get_path("purelib"))
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 # What builds the launcher, all of it without code for one Python.
 BUILDERS = ("scikit-build-core", "nanobind", "packaging", "pathspec")
+# What may lie in a checkout and belongs in no source distribution.
+STRAY = ("release_key", ".sonata-aot/compiled", "results.json", "loader/__pycache__/x.pyc")
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 
