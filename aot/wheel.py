@@ -146,7 +146,8 @@ def make(
             require_platform(wheel, platform)
             wheel.retag(platform)
     else:
-        wheel = _data_wheel(*name, own=_own(selection.specs))
+        own = _own(selection.specs)
+        wheel = _data_wheel(*name, own=bool(own), alone=len(own) == len(selection.specs))
     with _scratch() as folder:
         directory = folder / "artifacts"
         manifest = build(
@@ -176,9 +177,9 @@ def _scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _own(specs: Iterable[KernelSpec]) -> bool:
-    """Whether some of these kernels are the product's, so that `load()` may look for them."""
-    return any(builtin().get(spec.name) == spec for spec in specs)
+def _own(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
+    """Those of these kernels that are the product's, for which `load()` may look."""
+    return [spec for spec in specs if builtin().get(spec.name) == spec]
 
 
 def _packed(directory: Path) -> dict[str, bytes]:
@@ -192,8 +193,11 @@ def _packed(directory: Path) -> dict[str, bytes]:
     return files
 
 
-def _data_wheel(name: str, version: str, *, own: bool) -> Wheel:
-    """A wheel without its artifacts; only the product's own kernels are there to be found."""
+def _data_wheel(name: str, version: str, *, own: bool, alone: bool) -> Wheel:
+    """A wheel without its artifacts; only with the product's `own` kernels is it to be found.
+
+    Where these are not `alone` in it, nothing is said of the licence of all.
+    """
     package, dist_info = normalised(name), f"{normalised(name)}-{version}.dist-info"
     tag = "py3-none-any"  # bytes for a GPU: the same for every machine that it is in
     head = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}"]
@@ -203,8 +207,10 @@ def _data_wheel(name: str, version: str, *, own: bool) -> Wheel:
         f"{dist_info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: {DISTRIBUTION} {__version__}\n"
         f"Root-Is-Purelib: true\nTag: {tag}\n".encode(),
     }
+    if alone:
+        head.append("License-Expression: Apache-2.0")
     if own:
-        head += ["License-Expression: Apache-2.0", "License-File: LICENSE"]
+        head.append("License-File: LICENSE")
         files[f"{dist_info}/licenses/LICENSE"] = licence_text()
         entry = f"[{ENTRY_POINTS}]\n{name} = {package}\n"
         files[f"{dist_info}/entry_points.txt"] = entry.encode()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sonata_aot.aot import wheel as module
+from sonata_aot.aot.build import build
 from sonata_aot.aot.plan import Selection
 from sonata_aot.aot.sbom import artifacts_sbom
 from sonata_aot.aot.wheel import DataWheel, Written, make, verify_wheel
@@ -104,7 +105,7 @@ def test_a_wheel_of_artifacts_alone(make_one: Make, tmp_path: Path) -> None:
 def test_kernels_of_ones_own_are_nobodys_default(
     make_one: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_own", lambda specs: False)
+    monkeypatch.setattr(module, "_own", lambda specs: [])
     with pytest.raises(UsageError, match="name the wheel with --name"):
         make_one(data=DataWheel())
     written = make_one(data=DataWheel("Mine.Kernels", "2.1rc1"))
@@ -119,9 +120,30 @@ def test_kernels_of_ones_own_are_nobodys_default(
 def test_whose_kernels_are_the_products(selection: Selection) -> None:
     (spec,) = selection.specs
     changed = dataclasses.replace(spec, device="mine.device:kernel")
-    own: Callable[[tuple[KernelSpec, ...]], bool] = module._own
-    assert own((spec, changed))
-    assert not own((changed,))
+    own: Callable[[tuple[KernelSpec, ...]], list[KernelSpec]] = module._own
+    assert own((spec, changed)) == [spec]
+    assert own((changed,)) == []
+
+
+def test_of_kernels_of_others_among_ours_no_licence_is_claimed(
+    make_one: Make, selection: Selection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (spec,) = selection.specs
+    other = dataclasses.replace(spec, device="mine.device:kernel")
+    path = make_one(data=DataWheel()).path
+    ours = read_wheel(path)
+    monkeypatch.setattr(module, "_own", lambda specs: [spec] if other in specs else [])
+    mixed = dataclasses.replace(selection, specs=(spec, other))
+    # What is built is the same: only whose kernels they are counts here.
+    monkeypatch.setattr(module, "build", lambda specs, *rest, **more: build((spec,), *rest, **more))
+    wheel = read_wheel(make(mixed, out=tmp_path / "mixed", data=DataWheel()).path)
+    names = [f"{wheel.dist_info}/{name}" for name in ("entry_points.txt", "licenses/LICENSE")]
+    assert set(names) <= set(wheel.files)
+    metadata = f"{wheel.dist_info}/METADATA"
+    assert b"License-Expression" not in wheel.files[metadata]
+    assert ours.files[metadata] == wheel.files[metadata].replace(
+        b"License-File: LICENSE\n", b"License-Expression: Apache-2.0\nLicense-File: LICENSE\n"
+    )
 
 
 @pytest.mark.parametrize(
