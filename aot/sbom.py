@@ -7,6 +7,8 @@ a random number: the same artifacts have the same one.
 from __future__ import annotations
 
 import json
+import re
+import urllib.parse
 from typing import Any
 
 from ..artifacts.manifest import Manifest
@@ -57,7 +59,8 @@ def artifacts_sbom(manifest: Manifest, name: str, version: str) -> bytes:
 
 
 def _pypi(name: str, version: str, kind: str) -> dict[str, Any]:
-    purl = f"pkg:pypi/{name}@{version}"
+    # In the form that purl asks for: scanners compare it with what they know letter by letter.
+    purl = f"pkg:pypi/{re.sub('[-_.]+', '-', name).lower()}@{urllib.parse.quote(version)}"
     return {"type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 

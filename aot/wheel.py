@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import keyword
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..artifacts import __version__
-from ..artifacts.errors import BuildError, UsageError
+from ..artifacts import __version__, environment
+from ..artifacts.errors import BuildError, StoreError, UsageError
 from ..artifacts.files import explained
 from ..artifacts.manifest import FILE_NAME, OBJECTS, SIGNATURE, Manifest
 from ..artifacts.pack import PACK, pack_ptx
@@ -28,10 +30,16 @@ from .sbom import artifacts_sbom
 from .wheel_base import BUNDLED, DISTRIBUTION, find_base, licence_text
 from .wheel_file import Wheel, normalised, read_wheel
 from .wheel_platform import require_platform
+from .wheel_publish import publish, require_writable
 
-SUMS = "SHA256SUMS"
 _NAME = re.compile(r"[a-z](?:[a-z0-9._-]*[a-z0-9])?", re.I | re.ASCII)
-_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?")
+# A version in the form that PEP 440 calls normal: installers show and compare no other.
+_N, _LOCAL = "(0|[1-9][0-9]*)", "(0|[1-9][0-9]*|[0-9]*[a-z][a-z0-9]*)"
+_VERSION = re.compile(
+    rf"{_N}(\.{_N})*((a|b|rc){_N})?(\.post{_N})?(\.dev{_N})?(\+{_LOCAL}(\.{_LOCAL})*)?"
+)
+# Import packages that a wheel of artifacts must not shadow: of the tool, and of what it runs with.
+_TAKEN = {"sonata_aot", "torch", "click", "platformdirs", "numpy"}
 # What an artifact's compiler's licence asks to be said with it; beside this file.
 _NOTICE = Path(__file__).with_name("template") / "NOTICE.artifacts"
 _INIT = '''"""Compiled kernels: `sonata_aot.loader.load(ARTIFACTS)` loads them."""
@@ -80,13 +88,17 @@ class DataWheel:
                 remedy="use letters, digits, `-`, and a version such as 1.2",
             )
         package = normalised(name)
-        taken = {spec.module.partition(".")[0] for spec in selection.specs}
-        if package in taken | {"sonata_aot"}:
-            raise UsageError(
-                f"--name {name}: its import package {package} is that of the kernels or the tool",
-                remedy=f"choose another, such as {name}-artifacts",
-            )
-        return name, version
+        taken = {spec.module.partition(".")[0] for spec in selection.specs} | _TAKEN
+        if package in taken or package in sys.stdlib_module_names:
+            whose = "that of the kernels or of what they run with"
+        elif keyword.iskeyword(package):
+            whose = "a word of Python's"
+        else:
+            return name, version
+        raise UsageError(
+            f"--name {name}: its import package {package} is {whose}",
+            remedy=f"choose another, such as {name}-artifacts",
+        )
 
 
 def make(
@@ -110,11 +122,18 @@ def make(
         UsageError: `data` has no good name.
         BuildError, IntegrityError: as for `build` and `find_base`; or what was written is wrong.
         MissingDependency: a compiler, auditwheel or ssh-keygen is not installed.
-        StoreError, UntrustedPath: `out` or the cache cannot be used.
+        ArgumentError: SOURCE_DATE_EPOCH is no time.
+        StoreError, UntrustedPath: `out`, the key or the cache cannot be used.
     """
-    with _staging(out):  # before the work and not after it
-        pass
+    # What can be wrong is found before minutes are spent on compiling.
     name = data.named(selection) if data else None
+    environment.SOURCE_DATE_EPOCH.get()
+    require_writable(out)
+    if signing_key is not None and not os.path.exists(signing_key):
+        raise StoreError(
+            f"{signing_key}: cannot sign with it: there is no such file",
+            remedy="name an SSH key, such as `ssh-keygen -t ed25519 -f FILE` makes",
+        )
     origin = None
     if name is None:
         origin, wheel = find_base(base, isolation=isolation)
@@ -127,9 +146,10 @@ def make(
             require_platform(wheel, platform)
             wheel.retag(platform)
     else:
-        wheel = _data_wheel(*name, own=_own(selection.specs))
-    with tempfile.TemporaryDirectory(prefix="sonata-aot-") as folder:
-        directory = Path(folder) / "artifacts"
+        own = _own(selection.specs)
+        wheel = _data_wheel(*name, own=bool(own), alone=len(own) == len(selection.specs))
+    with _scratch() as folder:
+        directory = folder / "artifacts"
         manifest = build(
             selection.specs,
             selection.archs,
@@ -140,16 +160,26 @@ def make(
         ).manifest
         if signing_key is not None:
             index = directory / FILE_NAME
-            index.with_name(SIGNATURE).write_bytes(sign(index, signing_key))
+            with explained(directory, "write into"):
+                index.with_name(SIGNATURE).write_bytes(sign(index, signing_key))
         where = _embed(wheel, manifest, _packed(directory))
-    path = _publish(wheel, where, out)
-    content = path.read_bytes()
+    content = wheel.to_bytes()
+    path = publish(wheel.file_name, content, out, check=lambda staged: verify_wheel(staged, where))
     return Written(path, origin, len(content), hashlib.sha256(content).hexdigest(), manifest)
 
 
-def _own(specs: Iterable[KernelSpec]) -> bool:
-    """Whether some of these kernels are the product's, so that `load()` may look for them."""
-    return any(builtin().get(spec.name) == spec for spec in specs)
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for the time being."""
+    with explained(Path(tempfile.gettempdir()), "write into"):
+        made = tempfile.TemporaryDirectory(prefix="sonata-aot-")
+    with made as folder:
+        yield Path(folder)
+
+
+def _own(specs: Iterable[KernelSpec]) -> list[KernelSpec]:
+    """Those of these kernels that are the product's, for which `load()` may look."""
+    return [spec for spec in specs if builtin().get(spec.name) == spec]
 
 
 def _packed(directory: Path) -> dict[str, bytes]:
@@ -163,8 +193,11 @@ def _packed(directory: Path) -> dict[str, bytes]:
     return files
 
 
-def _data_wheel(name: str, version: str, *, own: bool) -> Wheel:
-    """A wheel without its artifacts; only the product's own kernels are there to be found."""
+def _data_wheel(name: str, version: str, *, own: bool, alone: bool) -> Wheel:
+    """A wheel without its artifacts; only with the product's `own` kernels is it to be found.
+
+    Where these are not `alone` in it, nothing is said of the licence of all.
+    """
     package, dist_info = normalised(name), f"{normalised(name)}-{version}.dist-info"
     tag = "py3-none-any"  # bytes for a GPU: the same for every machine that it is in
     head = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}"]
@@ -174,8 +207,10 @@ def _data_wheel(name: str, version: str, *, own: bool) -> Wheel:
         f"{dist_info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: {DISTRIBUTION} {__version__}\n"
         f"Root-Is-Purelib: true\nTag: {tag}\n".encode(),
     }
+    if alone:
+        head.append("License-Expression: Apache-2.0")
     if own:
-        head += ["License-Expression: Apache-2.0", "License-File: LICENSE"]
+        head.append("License-File: LICENSE")
         files[f"{dist_info}/licenses/LICENSE"] = licence_text()
         entry = f"[{ENTRY_POINTS}]\n{name} = {package}\n"
         files[f"{dist_info}/entry_points.txt"] = entry.encode()
@@ -200,29 +235,6 @@ def _embed(wheel: Wheel, manifest: Manifest, artifacts: Mapping[str, bytes]) -> 
     return where
 
 
-@contextlib.contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """A folder in `out`, which is made if need be, for what is not yet whole."""
-    with explained(out, "write into"):
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".sonata-aot-", dir=out) as staging:
-            yield Path(staging)
-
-
-def _publish(wheel: Wheel, where: str, out: Path) -> Path:
-    """Write the wheel, verify what was written, and only then give it its name."""
-    with _staging(out) as staging:
-        staged = staging / wheel.file_name
-        staged.write_bytes(wheel.to_bytes())
-        verify_wheel(staged, where)
-        target = out / wheel.file_name
-        staged.replace(target)
-        sums = staging / SUMS
-        sums.write_text(_sums(out))
-        sums.replace(out / SUMS)
-    return target
-
-
 def verify_wheel(path: Path, where: str) -> None:
     """Check a wheel's RECORD, and every byte of the artifacts in it as `verify` does.
 
@@ -231,13 +243,13 @@ def verify_wheel(path: Path, where: str) -> None:
         BuildError: its artifacts are.
     """
     files = read_wheel(path).files
-    with tempfile.TemporaryDirectory(prefix="sonata-aot-") as folder:
+    with _scratch() as folder:
         for name, data in files.items():
             if name.startswith(f"{where}/"):
-                target = Path(folder) / name.removeprefix(f"{where}/")
+                target = folder / name.removeprefix(f"{where}/")
                 target.parent.mkdir(exist_ok=True)
                 target.write_bytes(data)
-        for outcome in verify(Path(folder)):
+        for outcome in verify(folder):
             match outcome:
                 case Failed(subject=subject, problem=problem):
                     wrong = f"{subject}: {problem}"
@@ -246,10 +258,3 @@ def verify_wheel(path: Path, where: str) -> None:
                 case Passed():
                     continue
             raise BuildError(f"{path.name}: {wrong}", remedy="build the wheel again")
-
-
-def _sums(folder: Path) -> str:
-    """The digests of all packages in a folder, as `sha256sum --check` reads them."""
-    names = sorted(name for name in os.listdir(folder) if name.endswith((".whl", ".tar.gz")))
-    digests = (hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names)
-    return "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True))

@@ -85,6 +85,9 @@ def read_wheel(path: Path) -> Wheel:
         IntegrityError: it is no wheel, or a file in it is not what RECORD says.
     """
     try:
+        # Of a device or a pipe there may be no end.
+        if not path.is_file() and path.exists():
+            raise IntegrityError(f"{path} is no wheel: not a regular file", remedy=_AGAIN)
         with zipfile.ZipFile(path) as archive:
             size = sum(info.file_size for info in archive.infolist())
             names = [info.filename for info in archive.infolist() if not info.is_dir()]

@@ -118,7 +118,7 @@ def locked(
 
 
 # What `flock` says on a network file system that cannot lock, or cannot lock a directory.
-_NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP)
+NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -132,15 +132,16 @@ def explained(directory: Path, doing: str) -> Iterator[None]:
 
 def _store_error(directory: Path, doing: str, error: OSError) -> SonataError:
     reason = error.strerror or str(error)
-    if error.errno in _NO_LOCKS:
+    if error.errno in NO_LOCKS:
         reason = f"no locks on this file system ({reason})"
     remedy = {
         **dict.fromkeys(
-            _NO_LOCKS,
+            NO_LOCKS,
             "build on a local disk (--out, SONATA_AOT_CACHE_DIR) and copy the result: "
             "it can be read from anywhere",
         ),
-        errno.ENOSPC: "free some space, or choose another place with --out or SONATA_AOT_DIR",
+        errno.ENOSPC: "free some space, or choose another place with --out or SONATA_AOT_DIR "
+        "(TMPDIR for what is temporary)",
         errno.EDQUOT: "free some of your quota, or choose another place with --out",
     }.get(
         error.errno or 0,

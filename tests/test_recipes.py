@@ -143,6 +143,29 @@ def test_a_runner_can_do_what_needs_no_installation(
     assert "ok    sources" in done.stdout
 
 
+def test_gitlabs_cache_loses_what_was_pruned(tmp_path: Path) -> None:
+    """The shell of the recipe, with a home of its own, where `prune` removes the older entry."""
+    (job,) = (job for job in yaml.safe_load(GITLAB[0]).values())
+    assert job["cache"]["paths"] == [".sonata-aot"]
+    shell = ("umask", "mkdir", "cp", "rm")
+    lines = [
+        line if line.split()[0] in shell else "rm -r ~/.cache/sonata-aot/compiled/old"
+        for line in job["script"]
+        if line.split()[0] in shell or "cache prune" in line
+    ]
+    home, project = tmp_path / "home", tmp_path / "project"
+    kept = project / ".sonata-aot"
+    for folder in (home, kept / "compiled" / "old", kept / "compiled" / "new"):
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+    environ = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    subprocess.run(["bash", "-e", "-c", "\n".join(lines)], cwd=project, env=environ, check=True)
+    cache = home / ".cache" / "sonata-aot"
+    for place in (kept, cache):
+        assert [path.name for path in (place / "compiled").iterdir()] == ["new"]
+    assert not any(path.stat().st_mode & 0o022 for path in (cache, *cache.rglob("*")))
+
+
 def test_the_image_has_what_it_says_and_no_more() -> None:
     image = (ROOT / "Dockerfile").read_text()
     assert re.findall(r"^FROM (.*)$", image, re.M) == ["python:3.12-slim"]

@@ -10,22 +10,20 @@ but the launcher is built, and the compiler of kernels is not needed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from scikit_build_core import build as launcher
-from scikit_build_core.build import (
-    build_editable,
-    get_requires_for_build_editable,
-    prepare_metadata_for_build_editable,
-)
 
 __all__ = [
     "build_editable",
@@ -55,7 +53,29 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     """The source distribution; `arch` changes nothing in it."""
-    return launcher.build_sdist(sdist_directory, _split(config_settings)[1])
+    with _epoch():
+        return launcher.build_sdist(sdist_directory, _split(config_settings)[1])
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """What scikit-build-core needs."""
+    return launcher.get_requires_for_build_editable(_of_editable(config_settings))
+
+
+def prepare_metadata_for_build_editable(
+    metadata_directory: str, config_settings: Settings = None
+) -> str:
+    """The metadata of an editable install."""
+    rest = _of_editable(config_settings)
+    return launcher.prepare_metadata_for_build_editable(metadata_directory, rest)
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """An editable install, which has no artifacts: it would not notice when kernels change."""
+    rest = _of_editable(config_settings)
+    return launcher.build_editable(wheel_directory, rest, metadata_directory)
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
@@ -94,16 +114,45 @@ def build_wheel(
 ) -> str:
     """A wheel of the launcher and the rooms; with `arch` also of kernels compiled for it."""
     options, rest = _split(config_settings)
-    os.environ.setdefault("SOURCE_DATE_EPOCH", _EPOCH)
     if not options:
-        return launcher.build_wheel(wheel_directory, rest, metadata_directory)
-    with tempfile.TemporaryDirectory(prefix="sonata-aot-") as folder:
+        with _epoch():
+            return launcher.build_wheel(wheel_directory, rest, metadata_directory)
+    with _epoch(), tempfile.TemporaryDirectory(prefix="sonata-aot-") as folder:
+        tool = Path(folder) / "tool"
+        # A wrong architecture or kernel is told at once, not after the launcher was compiled.
+        nowhere = ["--out", str(Path(folder) / "nothing")]
+        _tool(["plan", "--json", *nowhere, *_selecting(options)], tool)
         base = Path(folder) / launcher.build_wheel(folder, rest, None)
         made = Path(folder) / "made"
         command = ["wheel", "--base", str(base), "--out", str(made), "--json", *options]
-        path = Path(json.loads(_tool(command, Path(folder)))["wheel"])
-        path.replace(Path(wheel_directory) / path.name)
+        path = Path(json.loads(_tool(command, tool))["wheel"])
+        # Not renamed: a front end's folder may be on another file system.
+        shutil.copyfile(path, Path(wheel_directory) / path.name)
     return path.name
+
+
+@contextlib.contextmanager
+def _epoch() -> Iterator[None]:
+    """A time for all files; an empty variable counts as unset, as everywhere in this product."""
+    before = os.environ.get("SOURCE_DATE_EPOCH")
+    os.environ["SOURCE_DATE_EPOCH"] = before or _EPOCH
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SOURCE_DATE_EPOCH"]
+        else:
+            os.environ["SOURCE_DATE_EPOCH"] = before
+
+
+def _of_editable(settings: Settings) -> dict[str, Any]:
+    """What is scikit-build-core's of an editable install's settings."""
+    options, rest = _split(settings)
+    if options:
+        raise SystemExit(
+            "-C arch is for wheels; of an editable install `sonata-aot build` makes the artifacts"
+        )
+    return rest
 
 
 def _split(settings: Settings) -> tuple[list[str], dict[str, Any]]:
@@ -125,6 +174,13 @@ def _split(settings: Settings) -> tuple[list[str], dict[str, Any]]:
     return options, rest
 
 
+def _selecting(options: list[str]) -> list[str]:
+    """Those of the options that say which kernels to build."""
+    others = {"--platform", "--signing-key"}
+    pairs = zip(["", *options], options, strict=False)
+    return [option for before, option in pairs if not {before, option} & others]
+
+
 def _values(value: Any) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else [str(value)]
 
@@ -132,9 +188,10 @@ def _values(value: Any) -> list[str]:
 def _tool(command: list[str], folder: Path) -> str:
     """Output of the command line of this very source tree, which is not installed."""
     package = folder / "path" / "sonata_aot"
-    package.mkdir(parents=True)
-    for room in _ROOMS:
-        (package / room).symlink_to(_ROOT / room)
+    if not package.exists():
+        package.mkdir(parents=True)
+        for room in _ROOMS:
+            (package / room).symlink_to(_ROOT / room)
     # In front of all else, but not instead of it: the environment of an isolated build is there.
     path = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")]))
     environ = {**os.environ, "PYTHONPATH": path}

@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "8 compiled, 0 cached" in printed
     assert "ok    sources" in printed
     assert "8 within budget, 0 not" in printed
+    assert "dist/rms_gate_artifacts-" in printed
     return folder
 
 
@@ -55,7 +56,9 @@ def test_the_page_has_what_the_tests_take_from_it() -> None:
         *("rms_gate/device.py", "rms_gate/spec.py", "pyproject.toml"),
         *("rms_gate/__init__.py", "serve.py"),
     ]
-    assert [command.split()[1] for command in tutorial.commands()] == ["build", "verify", "inspect"]
+    assert [command.split()[1] for command in tutorial.commands()] == [
+        *("build", "verify", "inspect", "wheel")
+    ]
 
 
 def test_the_manifest_has_the_kernel(folder: Path, artifacts: ArtifactSet) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from packaging_runs import (
     BUILDERS,
+    STRAY,
     Environment,
     Install,
     Once,
@@ -76,6 +77,9 @@ def sdist(once: Once, builder: Environment) -> Path:
 
     def make(folder: Path) -> None:
         tree = copy_tree(folder / "tree")
+        for name in STRAY:
+            (tree / name).parent.mkdir(exist_ok=True)
+            (tree / name).write_text("nobody else's business\n")
         script = f"import sonata_backend as b; b.build_sdist({str(folder)!r})"
         environ = {**os.environ, "PYTHONPATH": str(tree / "aot" / "backend")}
         run(builder.python, "-c", script, cwd=tree, env=environ)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import subprocess
 import tomllib
 from pathlib import Path
@@ -75,6 +77,90 @@ def test_an_sdist_may_be_given_the_settings_of_its_wheel(backend: Any, tmp_path:
     name = backend.build_sdist(str(tmp_path), {"arch": "sm86"})
     assert (tmp_path / name).exists()
     assert backend.get_requires_for_build_sdist({"arch": "sm86"}) == []
+
+
+@pytest.mark.parametrize(("text", "used"), [(None, "315532800"), ("", "315532800"), ("7", "7")])
+def test_the_time_that_is_used(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, text: str | None, used: str
+) -> None:
+    seen: list[str] = []
+
+    def note(*arguments: object) -> str:
+        seen.append(os.environ["SOURCE_DATE_EPOCH"])
+        return "name"
+
+    for name in ("build_sdist", "build_wheel"):
+        monkeypatch.setattr(backend.launcher, name, note)
+    if text is None:
+        monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    else:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", text)
+    backend.build_sdist("folder")
+    backend.build_wheel("folder")
+    assert seen == [used, used]
+    assert os.environ.get("SOURCE_DATE_EPOCH") == text  # whoever called goes on as before
+
+
+def test_an_editable_install_has_no_arch(backend: Any, tmp_path: Path) -> None:
+    for hook in (
+        backend.get_requires_for_build_editable,
+        lambda settings: backend.prepare_metadata_for_build_editable(str(tmp_path), settings),
+        lambda settings: backend.build_editable(str(tmp_path), settings),
+    ):
+        with pytest.raises(SystemExit, match="`sonata-aot build` makes the artifacts"):
+            hook({"arch": "sm86"})
+    assert backend.get_requires_for_build_editable({"arch": ""}) == (
+        backend.launcher.get_requires_for_build_editable({})
+    )
+
+
+class TestSteps:
+    """What a wheel with kernels is made in, and where; the parts themselves are stood in for."""
+
+    @pytest.fixture
+    def steps(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        steps: list[list[str]] = []
+
+        def tool(command: list[str], folder: Path) -> str:
+            steps.append(command)
+            if command[0] == "plan":
+                return ""
+            out = Path(command[command.index("--out") + 1])
+            out.mkdir()
+            (out / "a.whl").write_bytes(b"wheel")
+            return json.dumps({"wheel": str(out / "a.whl")})
+
+        def build(folder: str, *rest: object) -> str:
+            steps.append(["launcher"])
+            return "base.whl"
+
+        monkeypatch.setattr(backend, "_tool", tool)
+        monkeypatch.setattr(backend.launcher, "build_wheel", build)
+        return steps
+
+    def test_the_selection_is_looked_at_before_the_launcher_is_compiled(
+        self, backend: Any, steps: list[list[str]], tmp_path: Path
+    ) -> None:
+        settings = {"arch": "sm86", "platform": "p", "kernel": "gemv", "signing-key": "k"}
+        assert backend.build_wheel(str(tmp_path), settings) == "a.whl"
+        assert [step[0] for step in steps] == ["plan", "launcher", "wheel"]
+        assert steps[0][4:] == ["--arch=sm86", "--kernel", "gemv"]
+        assert {"--platform", "p", "--signing-key", "k"} <= set(steps[2])
+
+    def test_it_may_go_to_another_file_system(
+        self,
+        backend: Any,
+        steps: list[list[str]],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def refuse(*places: object) -> None:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+        for name in ("rename", "replace", "link"):
+            monkeypatch.setattr(os, name, refuse)
+        backend.build_wheel(str(tmp_path), {"arch": "sm86"})
+        assert (tmp_path / "a.whl").read_bytes() == b"wheel"
 
 
 def test_its_settings_are_options_of_the_command(backend: Any) -> None:

@@ -38,8 +38,13 @@ def installed(
 ) -> Environment:
     """The wheel in a clean environment; that of 3.11 has torch too, the developer's."""
     if request.param == "3.11":
-        return install("3.11", wheel_311, purpose="torch", path=(torch_path,))
+        return install_beside_torch(install, wheel_311, torch_path)
     return install(request.param, wheel_312)
+
+
+def install_beside_torch(install: Install, wheel: Path, torch_path: Path) -> Environment:
+    """For 3.11, with the pip of that Python, the oldest of all."""
+    return install("3.11", wheel, purpose="torch", path=(torch_path,), own_pip=True)
 
 
 def test_pip_adds_only_click_and_platformdirs(installed: Environment) -> None:
@@ -96,14 +101,16 @@ def test_nothing_of_the_build_is_there(installed: Environment) -> None:
 def test_importing_the_loader_beside_torch_is_quick(
     install: Install, wheel_311: Path, torch_path: Path
 ) -> None:
-    installed = install("3.11", wheel_311, purpose="torch", path=(torch_path,))
+    installed = install_beside_torch(install, wheel_311, torch_path)
     script = """
     import time, torch
     began = time.process_time()
     from sonata_aot import loader
     print(1e3 * (time.process_time() - began))
     """
-    took = [float(installed.run("python", "-c", textwrap.dedent(script))) for _ in range(RUNS)]
+    took: list[float] = []
+    while not took or (len(took) < RUNS and min(took) >= MOST_IMPORT_MS):
+        took.append(float(installed.run("python", "-c", textwrap.dedent(script))))
     assert min(took) < MOST_IMPORT_MS, took
 
 
@@ -126,7 +133,7 @@ def test_artifacts_of_a_wheel_of_their_own_are_found(
 def test_packed_ptx_reaches_the_driver(
     install: Install, wheel_311: Path, torch_path: Path, recording_library: Path, tmp_path: Path
 ) -> None:
-    installed = install("3.11", wheel_311, purpose="torch", path=(torch_path,))
+    installed = install_beside_torch(install, wheel_311, torch_path)
     log = tmp_path / "calls"
     environ = {
         "LD_LIBRARY_PATH": str(recording_library.parent),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sonata_aot.aot import wheel as module
+from sonata_aot.aot.build import build
 from sonata_aot.aot.plan import Selection
 from sonata_aot.aot.sbom import artifacts_sbom
 from sonata_aot.aot.wheel import DataWheel, Written, make, verify_wheel
@@ -104,7 +105,7 @@ def test_a_wheel_of_artifacts_alone(make_one: Make, tmp_path: Path) -> None:
 def test_kernels_of_ones_own_are_nobodys_default(
     make_one: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_own", lambda specs: False)
+    monkeypatch.setattr(module, "_own", lambda specs: [])
     with pytest.raises(UsageError, match="name the wheel with --name"):
         make_one(data=DataWheel())
     written = make_one(data=DataWheel("Mine.Kernels", "2.1rc1"))
@@ -119,9 +120,30 @@ def test_kernels_of_ones_own_are_nobodys_default(
 def test_whose_kernels_are_the_products(selection: Selection) -> None:
     (spec,) = selection.specs
     changed = dataclasses.replace(spec, device="mine.device:kernel")
-    own: Callable[[tuple[KernelSpec, ...]], bool] = module._own
-    assert own((spec, changed))
-    assert not own((changed,))
+    own: Callable[[tuple[KernelSpec, ...]], list[KernelSpec]] = module._own
+    assert own((spec, changed)) == [spec]
+    assert own((changed,)) == []
+
+
+def test_of_kernels_of_others_among_ours_no_licence_is_claimed(
+    make_one: Make, selection: Selection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (spec,) = selection.specs
+    other = dataclasses.replace(spec, device="mine.device:kernel")
+    path = make_one(data=DataWheel()).path
+    ours = read_wheel(path)
+    monkeypatch.setattr(module, "_own", lambda specs: [spec] if other in specs else [])
+    mixed = dataclasses.replace(selection, specs=(spec, other))
+    # What is built is the same: only whose kernels they are counts here.
+    monkeypatch.setattr(module, "build", lambda specs, *rest, **more: build((spec,), *rest, **more))
+    wheel = read_wheel(make(mixed, out=tmp_path / "mixed", data=DataWheel()).path)
+    names = [f"{wheel.dist_info}/{name}" for name in ("entry_points.txt", "licenses/LICENSE")]
+    assert set(names) <= set(wheel.files)
+    metadata = f"{wheel.dist_info}/METADATA"
+    assert b"License-Expression" not in wheel.files[metadata]
+    assert ours.files[metadata] == wheel.files[metadata].replace(
+        b"License-File: LICENSE\n", b"License-Expression: Apache-2.0\nLicense-File: LICENSE\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,12 +154,54 @@ def test_whose_kernels_are_the_products(selection: Selection) -> None:
         ("a/../b", "1", "is no name"),
         ("a", "one", "is no name"),
         ("a", "1\nx", "is no name"),
+        ("a", "1+.", "is no name"),
+        ("a", "1.0+a..b", "is no name"),
+        ("a", "1.01", "is no name"),
+        ("a", "١", "is no name"),
         ("sonata.aot", "1", "import package sonata_aot is that of"),
+        ("Torch", "1", "import package torch is that of"),
+        ("json", "1", "import package json is that of"),
+        ("class", "1", "import package class is a word of Python's"),
     ],
 )
 def test_names_that_will_not_do(selection: Selection, name: str, version: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         DataWheel(name, version).named(selection)
+
+
+@pytest.mark.parametrize(
+    "version", ["0", "1.2", "1.0rc1", "2.0.post1.dev3", "1.10+cu12.g0abc1d2.7", "2026.12.1"]
+)
+def test_versions_that_will_do(selection: Selection, version: str) -> None:
+    assert DataWheel("a", version).named(selection) == ("a", version)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("out", "cannot write into .*SHA256SUMS"),
+        ("key", "cannot sign with it: there is no such file"),
+        ("time", "SOURCE_DATE_EPOCH='soon'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_built(
+    make_one: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str, says: str
+) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setattr(module, "find_base", never)
+    monkeypatch.setattr(module, "build", never)
+    options: dict[str, object] = {}
+    if wrong == "out":
+        options["out"] = tmp_path / "SHA256SUMS"
+        (tmp_path / "SHA256SUMS").touch()
+    elif wrong == "key":
+        options["signing_key"] = tmp_path / "missing"
+    else:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
+    with pytest.raises(SonataError, match=says):
+        make_one(**options)
 
 
 def test_a_damaged_artifact_is_never_shipped(
@@ -205,6 +269,13 @@ def test_an_sbom_is_the_same_for_the_same_artifacts(make_one: Make) -> None:
     assert (content["bomFormat"], content["specVersion"]) == ("CycloneDX", "1.6")
     names = {item["name"] for item in content["components"]}
     assert names == {*manifest.compiler, "sonata-aot", "kernel sources"}
+
+
+def test_an_sboms_urls_are_of_packages(make_one: Make) -> None:
+    content = json.loads(artifacts_sbom(make_one().manifest, "My.Kernels_x", "1.0+cu12"))
+    component = content["metadata"]["component"]
+    assert (component["name"], component["version"]) == ("My.Kernels_x", "1.0+cu12")
+    assert component["purl"] == "pkg:pypi/my-kernels-x@1.0%2Bcu12"
 
 
 class TestSignature:

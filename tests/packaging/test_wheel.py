@@ -6,13 +6,24 @@ import json
 import re
 import tarfile
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
-from packaging_runs import Environment, Install, Once, compiler_path, copy_tree, pip_wheel, run
-from sonata_aot.aot.wheel_base import BUNDLED
-from sonata_aot.aot.wheel_file import read_wheel
+from packaging_runs import (
+    ROOT,
+    STRAY,
+    Environment,
+    Install,
+    Once,
+    compiler_path,
+    copy_tree,
+    pip_wheel,
+    run,
+)
+from sonata_aot.aot.wheel_base import BUNDLED, DISTRIBUTION
+from sonata_aot.aot.wheel_file import Wheel, read_wheel
 from sonata_aot.aot.wheel_platform import require_platform
 from sonata_aot.artifacts import __version__
 from sonata_aot.artifacts.errors import BuildError
@@ -27,16 +38,50 @@ SYSTEM_LIBRARIES = re.compile(
 def test_the_same_sources_give_the_same_wheel(
     once: Once, builder: Environment, compile_cache: Path, wheel_311: Path
 ) -> None:
-    # One out of the sdist, one out of the tree; in different folders.
+    """One out of the sdist, one out of the tree; in different folders.
+
+    The launcher of the second is the one that this environment was installed with: it was compiled
+    out of the tree in a folder of its own. If it is another one, of another compiler or of sources
+    that have changed since, the tree's is compiled as well.
+    """
+    ours = read_wheel(wheel_311)
+    launcher = installed_launcher(ours)
+
     def make(folder: Path) -> None:
         tree = copy_tree(folder / "a tree elsewhere")
-        pip_wheel(builder, tree, folder, "arch=sm86", cache=compile_cache)
+        bare = ("wheel.cmake=false", "wheel.py-api=py3") if launcher else ()
+        settings = ("arch=sm86", *bare)
+        pip_wheel(builder, tree, folder, *settings, cache=compile_cache)
 
-    (again,) = once("again", make).glob("*.whl")
-    assert again.name == wheel_311.name
-    ours, theirs = read_wheel(wheel_311).files, read_wheel(again).files
-    assert {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)} == set()
-    assert again.read_bytes() == wheel_311.read_bytes()
+    (path,) = once("again", make).glob("*.whl")
+    again = read_wheel(path)
+    if launcher:
+        # Without a launcher it has the tags of a wheel for every machine.
+        tags = f"{again.dist_info}/WHEEL"
+        again = Wheel(again.name, again.version, ours.tags, {**again.files, **launcher})
+        again.files[tags] = ours.files[tags]  # that of the tree: test_backend.py
+    else:
+        assert path.name == wheel_311.name
+        assert path.read_bytes() == wheel_311.read_bytes()
+    theirs = again.files
+    assert {
+        name for name in {*ours.files, *theirs} if ours.files.get(name) != theirs.get(name)
+    } == (set())
+    assert again.file_name == wheel_311.name
+    assert again.to_bytes() == wheel_311.read_bytes()
+
+
+def installed_launcher(wheel: Wheel) -> dict[str, bytes]:
+    """This environment's launcher and its bill of materials, if both are those of the wheel."""
+    installed = distribution(DISTRIBUTION)
+    files = {
+        name: Path(str(installed.locate_file(name))).read_bytes()
+        for name in wheel.files
+        if name.endswith((".so", "/launcher.cdx.json"))
+        and Path(str(installed.locate_file(name))).exists()
+    }
+    same = len(files) == 2 and all(wheel.files[name] == data for name, data in files.items())
+    return files if same else {}
 
 
 def test_an_installed_tool_packs_the_same_wheel_again(
@@ -123,16 +168,25 @@ def test_without_an_arch_no_kernels_are_built(base_312: Path) -> None:
     assert not [name for name in read_wheel(base_312).files if name.startswith(BUNDLED)]
 
 
-def test_the_sdist_is_complete(sdist: Path) -> None:
+def listed(kind: str) -> list[str]:
+    """Files of the repository that are there, by name."""
+    said = run("git", "-C", ROOT, "ls-files", "-z", kind, "--exclude-standard")
+    return [name for name in said.split("\0") if (ROOT / name).exists() and name]
+
+
+def test_the_sdist_holds_what_git_has_and_no_more(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    for name in ("LICENSE", "NOTICE", "CMakeLists.txt", "aot/backend/sonata_backend.py"):
-        assert name in names
-    assert [name for name in names if re.match(r"(build|dist|\.venv)/", name)] == []
+        files = [item.name.partition("/")[2] for item in archive if not item.isdir()]
+    tracked, others = (set(listed(kind)) for kind in ("--cached", "--others"))
+    # typings consists of links to the rooms, for the type checker.
+    needed = {name for name in tracked if not name.startswith("typings/")}
+    assert needed | {"PKG-INFO"} <= set(files) <= needed | others | {"PKG-INFO"}
+    assert len(files) == len(set(files))
+    assert not set(STRAY) & set(files)
 
 
 def test_all_versions_agree(install: Install, wheel_311: Path) -> None:
-    environment = install("3.11", wheel_311)
+    environment = install("3.11", wheel_311, purpose="compiler", path=compiler_path())
     wheel = read_wheel(wheel_311)
     assert wheel.version == __version__
     assert environment.run("sonata-aot", "--version").split()[-1] == __version__

@@ -124,6 +124,11 @@ def test_no_wheel_at_all(tmp_path: Path) -> None:
             read_wheel(tmp_path / name)
 
 
+def test_a_device_is_not_read_to_its_end() -> None:
+    with pytest.raises(IntegrityError, match="not a regular file"):
+        read_wheel(Path("/dev/null"))  # /dev/zero has none
+
+
 def test_metadata_without_a_tag(wheel: Wheel, tmp_path: Path) -> None:
     wheel.files[f"{INFO}/WHEEL"] = b"Wheel-Version: 1.0\n"
     (tmp_path / wheel.file_name).write_bytes(wheel.to_bytes())

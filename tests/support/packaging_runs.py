@@ -20,8 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Where this environment's packages lie.
 PACKAGES = Path(sysconfig.get_path("purelib"))
 SCRIPTS = Path(sysconfig.get_path("scripts"))
+PIP = (sys.executable, "-m", "pip")
 # What builds the launcher, all of it without code for one Python.
 BUILDERS = ("scikit-build-core", "nanobind", "packaging", "pathspec")
+# What may lie in a checkout and belongs in no source distribution.
+STRAY = ("release_key", ".sonata-aot/compiled", "results.json", "loader/__pycache__/x.pyc")
 
 Once = Callable[[str, Callable[[Path], None]], Path]
 
@@ -120,8 +123,7 @@ def pip_wheel(
         environ["SONATA_AOT_CACHE_DIR"] = str(cache)
     options = ["--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", out]
     given = [part for setting in settings for part in ("-C", setting)]
-    pip = [sys.executable, "-m", "pip", "--python", environment.python]
-    run(*pip, "wheel", *options, *given, tree, env=environ, cwd=out)
+    run(*PIP, "--python", environment.python, "wheel", *options, *given, tree, env=environ, cwd=out)
     (path,) = out.glob("*.whl")
     return path
 
@@ -151,7 +153,7 @@ def link_all(name: str, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Install:
-    """`install("3.12", *wheels)`: a clean environment with wheels, installed by its own pip.
+    """`install("3.12", *wheels)`: a clean environment with wheels, installed by pip.
 
     One for each Python, `purpose` and wheels in a test run; tests must not change it.
     """
@@ -160,14 +162,25 @@ class Install:
     requirements: Path
 
     def __call__(
-        self, version: str, *wheels: Path, purpose: str = "clean", path: tuple[Path, ...] = ()
+        self,
+        version: str,
+        *wheels: Path,
+        purpose: str = "clean",
+        path: tuple[Path, ...] = (),
+        own_pip: bool = False,
     ) -> Environment:
-        """`path`: folders to add to its packages afterwards."""
+        """`path`: folders to add to its packages afterwards.
+
+        With `own_pip` by the pip that comes with that Python, which takes long to set up; else by
+        this environment's, run by that Python.
+        """
 
         def make(folder: Path) -> None:
-            environment = make_environment(folder, version, pip=True)
+            environment = make_environment(folder, version, pip=own_pip)
+            pip = environment.folder / "bin" / "pip"
+            command = [pip] if own_pip else [*PIP, "--python", environment.python]
             offline = ["--no-index", "--find-links", self.requirements]
-            environment.run("pip", "install", *offline, *wheels)
+            run(*command, "install", *offline, *wheels, env=environment.environ(), cwd=folder)
             environment.add_path(*path)
 
         return Environment(self.once(f"{purpose}-{version}", make))
