@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import tarfile
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from packaging_runs import (
+    PACKAGES,
     ROOT,
     STRAY,
     Environment,
@@ -27,6 +29,7 @@ from sonata_aot.aot.wheel_file import Wheel, read_wheel
 from sonata_aot.aot.wheel_platform import require_platform
 from sonata_aot.artifacts import __version__
 from sonata_aot.artifacts.errors import BuildError
+from sonata_aot.artifacts.pack import PACK
 
 # Bytes, for one architecture, with launcher, loader and tool.
 MOST_BYTES = 3_000_000
@@ -144,6 +147,18 @@ def test_its_launcher_links_neither_cuda_nor_torch(
         assert needed
         assert [library for library in needed if not SYSTEM_LIBRARIES.fullmatch(library)] == []
         assert "PATH)" not in said  # RPATH or RUNPATH: folders of the machine that built it
+
+
+def test_no_path_of_the_machine_that_built_is_in_them(
+    wheel_311: Path, base_312: Path, data_wheel: Path, shared_directory: Path
+) -> None:
+    # Sources, what builds, where it was built, and the home of whoever did.
+    places = [ROOT, PACKAGES, shared_directory, Path.home()]
+    forbidden = [f"{place}/".encode() for place in places if place != Path("/")]
+    for path in (wheel_311, base_312, data_wheel):
+        for name, data in read_wheel(path).files.items():
+            content = lzma.decompress(data) if name.endswith(PACK) else data
+            assert [place for place in forbidden if place in content] == [], name
 
 
 def test_its_tags(wheel_311: Path, base_312: Path) -> None:
