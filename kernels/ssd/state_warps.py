@@ -322,9 +322,9 @@ def carry_state(
 def add_rounded_away(segment, s, x_lane, b_lane, stage, t, starts, packed):
     """Add to the state after the last tile, which is still there, what rounding took from it.
 
-    Of the last 17 to 32 tokens, of which most is left at the end: so final states are much more
-    exact, for little time. `x_lane` and `b_lane`: where this lane finds first tiles; `stage`: that
-    of the tile's x.
+    Of its last 17 to 32 tokens, if it has so many: of these most is left at the end, so final
+    states are more exact, for little time. `x_lane` and `b_lane`: where this lane finds first
+    tiles; `stage`: that of the tile's x.
     """
     shape, shared = segment.shape, segment.shared
     x_stage = x_lane + Uint32(stage * shape.x_stage)
