@@ -272,12 +272,19 @@ def _compile(
                     yield job, f"{job.label}: {error} (whole output: {kept}){shown}"
                 case Compiled(cubin=cubin, ptx=ptx, seconds=seconds):
                     try:
+                        _require_unchanged(job)
                         yield job, (measure(job, cubin, ptx), seconds)
                     except SonataError as error:
                         yield job, f"{job.label}: {error.what}"
                     finally:
                         cubin.unlink(missing_ok=True)
                         ptx.unlink(missing_ok=True)
+
+
+def _require_unchanged(job: Job) -> None:
+    # Else the cache would have code of one source under the key of another, for good.
+    if digest(job.inputs(compiler_versions())) != job.key:
+        raise BuildError("its source changed while it was compiled", remedy="build again")
 
 
 def measure(job: Job, cubin_file: Path, ptx_file: Path) -> Entry:

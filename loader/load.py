@@ -27,7 +27,7 @@ from .default import offer_default
 from .kernels import Kernels
 from .library import Loaded, Table
 from .log import configure, logger
-from .runtime import device_indices, nvtx_ranges, require_torch
+from .runtime import device_indices, nvtx_ranges, refuse_free_threading, require_torch
 from .strict import refuse_ptx, require_kernels
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def load(
     Raises:
         ArgumentError: an argument is of the wrong type, or names nothing.
         UsageError: `arch` is no architecture.
-        MissingDependency: torch is not installed, or has no NVTX where that is asked for.
+        MissingDependency: torch is not installed, or has no NVTX where that is asked for; or this
+            is a free-threaded Python.
         DriverUnavailable: no driver, or no such device.
         ForkedProcess: in a child of a process that has used the driver.
         ArtifactsNotFound: no place holds artifacts that can be used; says why for each.
@@ -90,6 +91,7 @@ def load(
     """
     began = time.perf_counter()
     configure()
+    refuse_free_threading()
     require_torch()
     ranges = nvtx_ranges() if nvtx else None
     if strict:

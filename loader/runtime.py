@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,19 @@ from ..artifacts.errors import ArgumentError, DriverUnavailable, MissingDependen
 
 if TYPE_CHECKING:
     import torch
+
+
+def refuse_free_threading() -> None:
+    """Refuse a free-threaded Python, also while its GIL is on.
+
+    Raises:
+        MissingDependency: this is one.
+    """
+    if "t" in getattr(sys, "abiflags", ""):
+        raise MissingDependency(
+            "the loader needs a Python with the GIL: it has not been tested on a free-threaded one",
+            remedy="use the usual build of Python; native calls release its GIL where they wait",
+        )
 
 
 def require_torch() -> Any:

@@ -199,7 +199,7 @@ def walk_tiles(segment, owns, lanes, c, cb, z, out, starts, packed, gated):
         reference = load_floats(decay_stage + reference_at, 0, count=1)[0]
         token = (first + i) * tile + local + group
         # Past the end the last one's is read again, or none, whatever takes fewer registers.
-        rows = output.rows_of(*z, token, None if packed else seqlen, shape)
+        rows = output.rows_of(z_from, z_token, token, None if packed else seqlen, shape)
         left_of_z = seqlen - token if packed else None
         # Half of it early, or all as soon as the last block but one is done with: as many as there
         # are registers for.
@@ -236,7 +236,7 @@ def walk_tiles(segment, owns, lanes, c, cb, z, out, starts, packed, gated):
         token = (first + i) * tile + local + group
         if gated:
             if cutlass.const_expr(packed):
-                rows = output.rows_of(*z, token, None, shape)
+                rows = output.rows_of(z_from, z_token, token, None, shape)
                 load_z(words, rows, seqlen - token, range(1, shape.halves), t)
             gate(y, words, t, element)
             # Else the next tile's would come from memory only when they are used.

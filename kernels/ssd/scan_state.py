@@ -260,7 +260,7 @@ def rounded_away(low, high, element):
     for number, kept in zip((low, high), unpack(pack(low, high, element), element), strict=True):
         finite = (bits(kept) & Uint32(0x7F800000)) != Uint32(0x7F800000)
         rests.append(choose(finite, number - kept, Float32(0.0)))
-    return pack(*rests, element)
+    return pack(rests[0], rests[1], element)
 
 
 def update_columns(s, columns, x_rows, b_rows, factors, masks, element, rounded):

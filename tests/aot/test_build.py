@@ -262,6 +262,26 @@ def test_a_kernel_that_hangs_is_ended(toys: Toys) -> None:
     assert toys.scratch == []
 
 
+CHANGES = """
+from .device import cutlass, cute, Int32, Float32
+
+@cute.kernel
+def good(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
+    (out + n).store(Float32(m))
+"""
+
+
+def test_a_source_that_changes_while_it_is_compiled(toys: Toys) -> None:
+    """The cache would have code under the key of a source that it is not of."""
+    edit = 'with open(__file__, "a") as file:\n    file.write("# more")\n'
+    toys.write(f'spec("good", "{toys.package}.changes")', changes=CHANGES + edit)
+    result = toys.build()
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "good[m=1] sm86: its source changed while it was compiled" in result.stderr
+    toys.write(f'spec("good", "{toys.package}.changes")', changes=CHANGES)
+    assert "1 compiled" in toys.build().stdout
+
+
 def test_a_missing_device_module_is_one_line(toys: Toys) -> None:
     toys.write('spec("good", "nowhere.device")')
     result = toys.build()

@@ -120,6 +120,11 @@ def test_devices_that_are_none(recorder, artifacts):
     recorder.refused(artifacts, cases, env={"SONATA_TEST_CUDA_DEVICES": "2"})
 
 
+def test_a_free_threaded_python_is_refused(recorder, artifacts):
+    why = ("MissingDependency", "needs a Python with the GIL", "use the usual build of Python")
+    recorder.refused(artifacts, {"loader.load(ARTIFACTS)": why}, "import sys\nsys.abiflags = 't'")
+
+
 PATHS = """
 import pathlib
 class Named(os.PathLike):
