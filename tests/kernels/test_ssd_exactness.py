@@ -1,0 +1,77 @@
+"""Where the one-pass scan is more exact than its rounding, and what no gate may spoil.
+
+Run without a GPU, against the scan in float64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from ssd_errors import BOUNDS, errors
+
+from sonata_aot.artifacts import open_artifacts
+from ssd_machine import Launcher, Problem, variant
+
+if TYPE_CHECKING:
+    from tests.conftest import BuildCases
+
+USUAL = {"dtype": "bf16", "headdim": 64, "dstate": 128}
+
+
+@pytest.fixture(scope="module")
+def on_sm86(build_cases: BuildCases) -> Launcher:
+    cases = []
+    for sizes, packed in ((USUAL, 0), (USUAL, 1), ({**USUAL, "dstate": 256}, 0)):
+        scan = variant("ssd_scan", **sizes, packed=packed, outputs=1, pdl=0)
+        prepare = variant("ssd_prepare", **{**sizes, "tile": scan["tile"], "pdl": 0})
+        cases += [("sm86", "ssd_prepare", prepare), ("sm86", "ssd_scan", scan)]
+    unique = [case for place, case in enumerate(cases) if case not in cases[:place]]
+    return Launcher(open_artifacts(build_cases("ssd-exactness", unique)))
+
+
+class TestFinalStates:
+    """What rounding takes from the last tokens of the last tile, final states have."""
+
+    @pytest.mark.parametrize("seqlen", [1, 16, 20, 32])
+    def test_of_a_few_tokens_they_are_those_of_fp32(self, on_sm86: Launcher, seqlen: int) -> None:
+        problem = Problem.random(seqlen=seqlen, **USUAL)
+        assert errors(on_sm86.run(problem), problem.wanted())["final"] < 1e-5
+
+    def test_in_tiles_of_32(self, on_sm86: Launcher) -> None:
+        problem = Problem.random(seqlen=30, **{**USUAL, "dstate": 256})
+        assert errors(on_sm86.run(problem), problem.wanted())["final"] < 1e-5
+
+    def test_of_the_last_sequence_alone(self, on_sm86: Launcher) -> None:
+        problem = Problem.random(seqlen=50, sequences=(33, 17), **USUAL)
+        assert errors(on_sm86.run(problem), problem.wanted())["final"] < 1e-5
+
+    def test_where_steps_are_long_they_are_much_more_exact(self, on_sm86: Launcher) -> None:
+        """Of tokens further back there is nothing left."""
+        problem = Problem.random(seqlen=128, **USUAL)
+        problem.arguments["A"].fill_(-16.0)
+        problem.arguments["dt_bias"].fill_(0.0)
+        assert errors(on_sm86.run(problem), problem.wanted())["final"] < 1e-5
+
+    def test_what_overflows_stays_infinite(self, on_sm86: Launcher) -> None:
+        problem = Problem.random(seqlen=20, **USUAL)
+        problem.arguments["B"][:, 7] = torch.inf
+        final = on_sm86.run(problem)["final"]
+        assert final.isinf().all()
+
+
+def test_z_of_any_size(on_sm86: Launcher) -> None:
+    """silu of four channels of a token is made of one reciprocal: none may spoil the others."""
+    problem = Problem.random(seqlen=70, z=True, **USUAL)
+    for first, value in enumerate((-3e38, 3e4, -1e30, -25.0, -15.0, -torch.inf)):
+        problem.arguments["z"][..., first::16] = value
+    found, wanted = on_sm86.run(problem)["out"].double(), problem.wanted()["out"]
+    assert found.isfinite().all()
+    rest = [channel for channel in range(64) if channel % 16 > 5 or channel % 16 == 1]
+    apart = (found - wanted)[..., rest].flatten(0, 2).norm(dim=0)
+    assert (apart / wanted[..., rest].flatten(0, 2).norm(dim=0)).max() < 5 * BOUNDS["bf16"]["out"]
+    for first in (0, 2, 3, 5):
+        assert found[..., first::16].abs().max() < 1e-5
+    relative = (found - wanted)[..., 4::16].norm() / wanted[..., 4::16].norm()
+    assert relative < 5 * BOUNDS["bf16"]["out"]
