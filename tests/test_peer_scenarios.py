@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import small_spec
 
 from recording_libcuda import Recorder
 
@@ -285,34 +286,6 @@ def test_peers_09_nothing_but_the_loader_asks_for_a_driver(
     assert "cuInit" in calls_of(["doctor", str(built)], recording_library, tmp_path, environ)
 
 
-KERNEL = """
-import cutlass
-from cutlass import Float32, Int32, cute
-
-@cute.kernel
-def tiny(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
-    (out + n).store(Float32(m))
-"""
-SPEC = """
-from sonata_aot.kernels import Declaration, KernelSpec, Parameter, product
-
-SPECS = (
-    KernelSpec(
-        Declaration(
-            name="tiny",
-            parameters=(Parameter("out", "pointer", element="f32", align=4), Parameter("n", "i32")),
-            choices=("m",),
-            selectors=("m",),
-            block=("64", "1", "1"),
-            grid=("1", "1", "1"),
-        ),
-        product(m=[1]),
-        "tiny_device:tiny",
-    ),
-)
-"""
-
-
 def test_peers_10_a_build_looks_at_no_device(
     recording_library: Path, tmp_path: Path, clean_environ: Callable[..., dict[str, str]]
 ) -> None:
@@ -320,8 +293,10 @@ def test_peers_10_a_build_looks_at_no_device(
 
     The compiler asks for the driver's version when it is imported: that changes nothing.
     """
-    (tmp_path / "tiny_device.py").write_text(KERNEL)
-    (tmp_path / "tiny_spec.py").write_text(SPEC)
+    (tmp_path / "tiny_device.py").write_text(small_spec.DEVICE.format(name="tiny"))
+    (tmp_path / "tiny_spec.py").write_text(
+        small_spec.SPEC.format(name="tiny", device="tiny_device:tiny")
+    )
     sets: list[bytes] = []
     for version in ("", "12000", "13040"):  # no driver at all, an old one, a new one
         out = tmp_path / f"out{version}"

@@ -126,7 +126,7 @@ _CUTS = {
     (96, 256): (32, 32),
 }
 # Widths of those that would not do with the registers there are, if they mask sequences too.
-_PACKED_WIDTHS = {(128, 128): 32}
+_PACKED_WIDTHS = {(128, 128): 32, (96, 256): 16}
 # Three blocks of four warps a multiprocessor where only states are computed; else the registers
 # are worth more than a second block.
 _RESIDENT = "3 - 2 * max(outputs, packed)"

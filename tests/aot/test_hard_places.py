@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import small_spec
 
 from sonata_aot.aot import pool
 from sonata_aot.artifacts import open_artifacts
@@ -141,9 +142,12 @@ def test_the_compiler_itself_in_odd_places(cli: Cli, tmp_path: Path, name: bytes
     odd = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
     odd.mkdir(mode=0o700)
     device, spec = "odd_place_device", "odd_place_spec"
+    code = small_spec.DEVICE.format(name="odd_place")
     readable = odd if name.isascii() else tmp_path
-    (readable / f"{device}.py").write_text(ODD_DEVICE)
-    (readable / f"{spec}.py").write_text(ODD_SPEC.format(device=device))
+    (readable / f"{device}.py").write_text(code)
+    (readable / f"{spec}.py").write_text(
+        small_spec.SPEC.format(name="odd_place", device=f"{device}:odd_place")
+    )
     chosen = ("build", "--arch=sm86", "--from", spec)
     done = cli(*chosen, "--out", odd / "out", cwd=readable, SONATA_AOT_CACHE_DIR=odd / "cache")
     assert done.returncode == 0, done.stderr
@@ -155,39 +159,11 @@ def test_the_compiler_itself_in_odd_places(cli: Cli, tmp_path: Path, name: bytes
     if readable != odd:
         for file in tmp_path.glob("odd_place_*"):
             file.rename(odd / file.name)
-        (odd / f"{device}.py").write_text(ODD_DEVICE + "# else it is cached")
+        (odd / f"{device}.py").write_text(code + "# else it is cached")
         done = cli(*chosen, "--out", odd / "out", cwd=odd)
         assert (done.returncode, done.stdout) == (1, "")
         assert "is in a folder whose name is no UTF-8" in done.stderr
         assert "rename the folder" in done.stderr
-
-
-ODD_DEVICE = """
-import cutlass
-from cutlass import Float32, Int32, cute
-
-@cute.kernel
-def odd_place(out: cute.Pointer, n: Int32, *, m: cutlass.Constexpr):
-    (out + n).store(Float32(m))
-"""
-ODD_SPEC = """
-from sonata_aot.kernels import Declaration, KernelSpec, Parameter, product
-
-SPECS = (
-    KernelSpec(
-        Declaration(
-            name="odd_place",
-            parameters=(Parameter("out", "pointer", element="f32", align=4), Parameter("n", "i32")),
-            choices=("m",),
-            selectors=("m",),
-            block=("64", "1", "1"),
-            grid=("1", "1", "1"),
-        ),
-        product(m=[1]),
-        "{device}:odd_place",
-    ),
-)
-"""
 
 
 @pytest.mark.parametrize("years", [-30, 30])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import small_spec
 
 from sonata_aot.aot.build import _task
 from sonata_aot.aot.plan import Job, choose_kernels, jobs, known_kernels, left_out
@@ -24,24 +25,7 @@ if TYPE_CHECKING:
 
     Package = Callable[[dict[str, str]], Path]
 
-SPEC = """
-from sonata_aot.kernels import Declaration, KernelSpec, Parameter, product
-
-SPECS = [
-    KernelSpec(
-        Declaration(
-            name="{name}",
-            parameters=(Parameter("out", "pointer", element="f32", align=4), Parameter("n", "i32")),
-            choices=("m",),
-            selectors=("m",),
-            block=("64", "1", "1"),
-            grid=("1", "1", "1"),
-        ),
-        product(m=[1]),
-        "{name}_device:good",
-    )
-]
-"""
+SPEC = small_spec.SPEC.replace("{device}", "{name}_device:good")
 OWN = SPEC.format(name="own")
 
 
