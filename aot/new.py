@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.util
 import keyword
 import re
@@ -43,20 +44,38 @@ def new(name: str, directory: Path) -> list[Path]:
         StoreError: there is something in `directory`, or it cannot be written.
     """
     _check_name(name)
-    written = []
+    written: list[Path] = []
     with explained(directory, "write the project in"):
-        if directory.exists() and any(directory.iterdir()):
+        existed = directory.exists()
+        if existed and any(directory.iterdir()):
             raise StoreError(
                 f"{directory} is not empty", remedy="name another directory with --out"
             )
-        for source, place in _PLACES.items():
-            template = Template((_TEMPLATE / source).read_text(encoding="utf-8"))
-            path = directory / place.format(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            text = template.substitute(name=name, distribution=name.replace("_", "-"))
-            path.write_text(text, encoding="utf-8")
-            written.append(path)
+        try:
+            for source, place in _PLACES.items():
+                template = Template((_TEMPLATE / source).read_text(encoding="utf-8"))
+                path = directory / place.format(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = template.substitute(name=name, distribution=name.replace("_", "-"))
+                written.append(path)
+                path.write_text(text, encoding="utf-8")
+        except BaseException:
+            # Else the directory, no longer empty, could not be named again.
+            _remove(written, directory, itself=not existed)
+            raise
     return written
+
+
+def _remove(files: list[Path], directory: Path, *, itself: bool) -> None:
+    """Remove files, and the folders up to `directory` that nobody else has put anything into."""
+    for path in files:
+        path.unlink(missing_ok=True)
+    folders = {folder for path in files for folder in path.parents if directory in folder.parents}
+    if itself:
+        folders.add(directory)
+    for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _check_name(name: str) -> None:

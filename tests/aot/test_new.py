@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import subprocess
@@ -53,6 +54,33 @@ def test_what_is_written(project: Path) -> None:
     for arguments in (("format", "--check"), ("check",)):
         command = [Path(sys.executable).with_name("ruff"), *arguments, "--isolated"]
         subprocess.run([*command, "--line-length=100", "."], cwd=project, check=True)
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_disk_that_gets_full_leaves_nothing(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
+    place = tmp_path / "below" / "project"
+    if existed:
+        place.mkdir(parents=True)
+    write = Path.write_text
+    count = 0
+
+    def full(path: Path, text: str, **options: str) -> int:
+        nonlocal count
+        count += 1
+        if count == len(FILES):
+            write(path, text[:5])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = invoke("new", NAME, "--out", place)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "No space left on device" in result.stderr
+    assert place.exists() == existed
+    assert not existed or not list(place.iterdir())
+    assert invoke("new", NAME, "--out", place).exit_code == 0
 
 
 def test_its_own_tests_pass_and_its_kernel_is_right(project: Path, tmp_path: Path) -> None:
