@@ -251,3 +251,8 @@ def test_a_budget_asks_for_a_loop_over_tiles() -> None:
     (broken,) = breaches(figures(None), asks, {"width": 64})
     assert broken.field == "tile_bytes"
     assert breaches(figures(None), asks, {"width": 0}) == []
+
+    def test_one_that_leads_to_another_loop_is_no_alternative_of_one_that_does_not(self) -> None:
+        text = walks_of_three().replace("LDGSTS.E.BYPASS.128 [R2], [R4.64]", "NOP")
+        # The first two, the third and what is behind it.
+        assert self.products(text) == (3, 1 + 1 + 1, 2 + 1 + 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from ssd_errors import BOUNDS, errors
+from ssd_errors import BOUNDS, check, errors
 
 from sonata_aot.artifacts import open_artifacts
 from ssd_machine import Launcher, Problem, variant
@@ -27,6 +27,9 @@ def on_sm86(build_cases: BuildCases) -> Launcher:
         scan = variant("ssd_scan", **sizes, packed=packed, outputs=1, pdl=0)
         prepare = variant("ssd_prepare", **{**sizes, "tile": scan["tile"], "pdl": 0})
         cases += [("sm86", "ssd_prepare", prepare), ("sm86", "ssd_scan", scan)]
+    # For segments.
+    cases.append(("sm86", "ssd_scan", variant("ssd_scan", **USUAL, packed=0, outputs=0, pdl=0)))
+    cases.append(("sm86", "ssd_pass", variant("ssd_pass")))
     unique = [case for place, case in enumerate(cases) if case not in cases[:place]]
     return Launcher(open_artifacts(build_cases("ssd-exactness", unique)))
 
@@ -50,9 +53,18 @@ class TestFinalStates:
     def test_where_steps_are_long_they_are_much_more_exact(self, on_sm86: Launcher) -> None:
         """Of tokens further back there is nothing left."""
         problem = Problem.random(seqlen=128, **USUAL)
-        problem.arguments["A"].fill_(-16.0)
-        problem.arguments["dt_bias"].fill_(0.0)
+        problem.arguments["A"].fill_(-8.0)
+        problem.arguments["dt_bias"].fill_(-1.0)
         assert errors(on_sm86.run(problem), problem.wanted())["final"] < 1e-5
+
+    @pytest.mark.parametrize(("seqlen", "segments"), [(192, 1), (192, 2), (148, 2)])
+    def test_of_the_last_of_several_tiles_and_segments(
+        self, on_sm86: Launcher, seqlen: int, segments: int
+    ) -> None:
+        problem = Problem.random(seqlen=seqlen, segments=segments, **USUAL)
+        problem.arguments["A"].fill_(-4.0)
+        problem.arguments["dt_bias"].fill_(-1.0)
+        assert errors(on_sm86.run(problem), problem.wanted())["final"] < 2e-5
 
     def test_what_overflows_stays_infinite(self, on_sm86: Launcher) -> None:
         problem = Problem.random(seqlen=20, **USUAL)
@@ -75,3 +87,21 @@ def test_z_of_any_size(on_sm86: Launcher) -> None:
         assert found[..., first::16].abs().max() < 1e-5
     relative = (found - wanted)[..., 4::16].norm() / wanted[..., 4::16].norm()
     assert relative < 5 * BOUNDS["bf16"]["out"]
+
+
+def test_the_least_z_beside_others_that_count(on_sm86: Launcher) -> None:
+    """Of the channels that share a reciprocal three are as low as can be."""
+    problem = Problem.random(seqlen=20, z=True, **USUAL)
+    problem.arguments["z"][:] = -50.0
+    problem.arguments["z"][..., 40] = 1.0
+    found, wanted = on_sm86.run(problem)["out"].double(), problem.wanted()["out"]
+    apart = (found - wanted)[..., 40].norm() / wanted[..., 40].norm()
+    assert apart < 2 * BOUNDS["bf16"]["out"]
+
+
+@pytest.mark.parametrize("lengths", [(70, 60, 70), (64, 64, 1)])
+def test_z_with_sequences(on_sm86: Launcher, lengths: tuple[int, ...]) -> None:
+    problem = Problem.random(
+        seqlen=sum(lengths), sequences=lengths, z=True, D="channel", initial="f32", **USUAL
+    )
+    check(on_sm86, problem)
