@@ -58,7 +58,7 @@ def test_commands_parse(command: Command, workplace: Path) -> None:
 
 def test_there_are_commands_of_every_page_with_some() -> None:
     origins = {command.origin for command in TOOL}
-    assert origins >= {"README.md", "docs/ci.md", "docs/cli.md", "Dockerfile"}
+    assert origins >= {"README.md", "docs/ci.md", "docs/cli.md", "docs/wheels.md", "Dockerfile"}
     assert ".github/workflows/wheel.yml" in origins
 
 
@@ -87,6 +87,9 @@ def test_other_commands_name_what_there_is(command: Command) -> None:
     elif Path(program).name == "pip":
         for extras in re.findall(r"\.\[(.*)\]", " ".join(arguments)):
             assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+    elif arguments[:2] == ["-m", "build"]:
+        release = PROJECT["project"]["optional-dependencies"]["release"]
+        assert [need for need in release if re.match(r"build\W", need)]
     elif "-m" in arguments and arguments[1] != "venv":
         assert (ROOT / arguments[1].replace(".", "/")).with_suffix(".py").exists()
     elif program.startswith("."):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from documents import ROOT, WORKFLOWS, blocks, commands, scripts
+from documents import ROOT, WORKFLOWS, all_commands, blocks, commands, scripts
 
 PAGE = ROOT / "docs" / "ci.md"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RECIPES = blocks(PAGE, "yaml")
 GITLAB = [text for text in RECIPES if text.startswith("# .gitlab-ci.yml\n")]
 GITHUB = [text for text in RECIPES if text not in GITLAB]
@@ -99,9 +101,31 @@ def test_jobs_wait_only_for_jobs_that_are_there() -> None:
             assert ({needs} if isinstance(needs, str) else set(needs)) <= set(named)
 
 
+def test_no_python_that_wheels_are_tested_in_is_missing_in_ci() -> None:
+    """Their tests skip where one is not installed; make takes what `python3` is."""
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())[
+        "jobs"
+    ].values()
+    (setup,) = (step for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    assert setup["with"]["python-version"].split() == ["3.13", "3.12", "3.11"]
+    tests = (ROOT / "tests" / "packaging" / "test_installed.py").read_text()
+    assert '@pytest.fixture(params=["3.11", "3.12", "3.13"])' in tests
+
+
 def test_workflows_may_only_read() -> None:
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
+
+
+def uploaded(content: dict[str, Any]) -> list[str]:
+    """What jobs keep: GitHub's by an action, GitLab's by a list of paths."""
+    found: list[str] = []
+    for job in content.get("jobs", content).values():
+        steps = [step for step in job.get("steps", []) if "upload" in step.get("uses", "")]
+        paths = [step["with"]["path"] for step in steps] or job.get("artifacts", {}).get("paths")
+        assert paths, "a job keeps nothing"
+        found += paths
+    return found
 
 
 @pytest.mark.parametrize("text", [*GITHUB[:1], *GITLAB])
@@ -114,7 +138,7 @@ def test_what_is_promised_is_done_in_this_order(text: str) -> None:
     assert (tools[1], tools[2]) == ("inspect --check", "verify --sources")
     servers = [w[1] for w in words if w[0].endswith("/bin/sonata-aot")]
     assert servers == ["verify", "doctor"]
-    assert "dist/" in text.partition("artifact")[2]
+    assert set(uploaded(content)) == {"dist/"}  # where `wheel` puts it
 
 
 def test_a_runner_can_do_what_needs_no_installation(
@@ -172,6 +196,14 @@ def test_the_image_has_what_it_says_and_no_more() -> None:
     code = "\n".join(line for line in image.splitlines() if not line.startswith("#"))
     for absent in ("apt-get", "gcc", "g++", "nvcc", "cutlass", "[build]", "tvm"):
         assert absent not in code
+    # What docs/ci.md says of it: checked while it is made, the wheel from dist/ and nowhere else.
+    typed = [command.words for command in all_commands() if command.origin == "Dockerfile"]
+    assert ("sonata-aot", "verify") in typed
+    installs = [words[2:] for words in typed if words[:2] == ("pip", "install")]
+    (ours,) = (words for words in installs if words[-1] == "sonata-aot")
+    assert {"--no-index", "--find-links", "/dist"} <= set(ours)
+    needs = {need for words in installs for need in words if ">=" in need}
+    assert needs == set(PROJECT["project"]["dependencies"])
     # Only dist/ gets into the build; the user is not root.
     assert (ROOT / ".dockerignore").read_text().split() == ["*", "!dist"]
     assert code.index("USER server") < code.index("CMD")

@@ -271,6 +271,19 @@ def test_an_sbom_is_the_same_for_the_same_artifacts(make_one: Make) -> None:
     assert names == {*manifest.compiler, "sonata-aot", "kernel sources"}
 
 
+def test_an_sbom_names_the_commit_where_one_is_known(built: Path) -> None:
+    manifest = open_artifacts(built).manifest
+    for commit, dirty, expected in (("a" * 40, True, ["a" * 40, "true"]), (None, None, [])):
+        source = dataclasses.replace(manifest.source, commit=commit, dirty=dirty)
+        content = artifacts_sbom(dataclasses.replace(manifest, source=source), "a", "1")
+        (kernels,) = (x for x in json.loads(content)["components"] if x["name"] == "kernel sources")
+        found = {x["name"]: x["value"] for x in kernels["properties"]}
+        assert found.pop("sonata-aot:archs") == "sm86 sm90"
+        assert list(found.values()) == expected
+        assert set(found) <= {"sonata-aot:commit", "sonata-aot:dirty"}
+        assert kernels["hashes"] == [{"alg": "SHA-256", "content": manifest.source.digest}]
+
+
 def test_an_sboms_urls_are_of_packages(make_one: Make) -> None:
     content = json.loads(artifacts_sbom(make_one().manifest, "My.Kernels_x", "1.0+cu12"))
     component = content["metadata"]["component"]
