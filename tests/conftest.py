@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,14 @@ def clean_environment(**changes: str) -> dict[str, str]:
         if name not in names and not name.startswith(steering)
     }
     return {**kept, **changes}
+
+
+@pytest.fixture(autouse=True)
+def same_search_path() -> Iterator[None]:
+    """`--from` adds the current directory: later tests would find our rooms by bare names."""
+    kept = list(sys.path)
+    yield
+    sys.path[:] = kept
 
 
 @pytest.fixture(scope="session")
