@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 import re
+import sys
 import tarfile
 import zipfile
 from importlib.metadata import distribution
@@ -102,6 +104,17 @@ def test_an_installed_tool_packs_the_same_wheel_again(
 
 def test_it_is_small(wheel_311: Path) -> None:
     assert wheel_311.stat().st_size < MOST_BYTES
+
+
+def test_one_for_sm90_is_small_too(base_312: Path, compile_cache: Path, tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("sonata-aot")
+    environ = {**os.environ, "SONATA_AOT_CACHE_DIR": str(compile_cache)}
+    command = (script, "wheel", "--quiet", "--arch=sm90", "--base", base_312, "--out", tmp_path)
+    run(*command, env=environ)
+    (wheel,) = tmp_path.glob("*.whl")
+    manifest = json.loads(read_wheel(wheel).files[f"{BUNDLED}/manifest.json"])
+    assert manifest["selection"]["archs"] == ["sm90"]
+    assert wheel.stat().st_size < MOST_BYTES
 
 
 def test_it_holds_what_it_must(wheel_311: Path) -> None:
