@@ -114,10 +114,15 @@ def fits_program(devices: frozenset[int], x: Tensor, weight: Tensor, bias: Tenso
             return False
         if is_traceable_wrapper_subclass(one):  # of no other subclass is anything seen
             return False
+    return 1 <= row_count(x) <= MOST_ROWS
+
+
+def row_count(x: Tensor) -> int:
+    """M of (..., K); in a loop, which a program with unknown sizes can be traced through."""
     rows = 1
     for size in x.shape[:-1]:
         rows = rows * size
-    return 1 <= rows <= MOST_ROWS
+    return rows
 
 
 def is_watched() -> bool:

@@ -99,10 +99,8 @@ class LinearRunner(Runner):
             or not fallback.fits_program(self._devices, x, weight, bias)
         ):
             return original(module, x)
-        rows = 1
-        for size in x.shape[:-1]:
-            rows = rows * size
-        y = torch.ops.sonata_aot.gemv(x.reshape(rows, x.shape[-1]).contiguous(), weight, bias)
+        rows = x.reshape(fallback.row_count(x), x.shape[-1]).contiguous()
+        y = torch.ops.sonata_aot.gemv(rows, weight, bias)
         return y.view(*x.shape[:-1], weight.shape[0])
 
 
