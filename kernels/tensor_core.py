@@ -154,6 +154,15 @@ def at_least(word, floor, element):
     )
 
 
+def finite_only(word, element):
+    """The elements of a word; 0 instead of those that are infinite or NaN."""
+    bf16 = dtype_name(element) == "bf16"
+    exponent, one = (0x7F807F80, 0x00800080) if bf16 else (0x7C007C00, 0x04000400)
+    # An exponent of ones alone becomes the bit above it when one is added.
+    above = ((word & Uint32(exponent)) + Uint32(one)) & Uint32(0x80008000)
+    return word & ~((above >> Uint32(15)) * Uint32(0xFFFF))
+
+
 def transpose_matrix(word):
     """Transpose an 8x8 matrix of 16-bit elements, of which lane (group, t) has row `group`."""
     return cute.arch.inline_ptx(

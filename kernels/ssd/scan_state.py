@@ -9,6 +9,7 @@ from ..scalars import bits, choose, load_number, load_pair, prefetch, store_word
 from ..tensor_core import (
     copy_async,
     exp2,
+    finite_only,
     load_floats,
     load_matrices,
     load_shared,
@@ -281,6 +282,9 @@ def update_columns(s, columns, x_rows, b_rows, factors, masks, element, rounded)
         a = load_matrices(x_rows, 32 * m, transposed=True)
         if masks is not None:
             a = [word & masks[i // 2] for i, word in enumerate(a)]
+        if rounded is rounded_away:
+            # Infinite ones have made the state infinite already, and would now make it NaN.
+            a = [finite_only(word, element) for word in a]
         for n in columns:
             total = mma(a, operands[n], [s[i, n, m] for i in range(4)], element)
             for i in range(4):

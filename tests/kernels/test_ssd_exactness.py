@@ -23,7 +23,8 @@ USUAL = {"dtype": "bf16", "headdim": 64, "dstate": 128}
 @pytest.fixture(scope="module")
 def on_sm86(build_cases: BuildCases) -> Launcher:
     cases = []
-    for sizes, packed in ((USUAL, 0), (USUAL, 1), ({**USUAL, "dstate": 256}, 0)):
+    half = {**USUAL, "dtype": "f16"}
+    for sizes, packed in ((USUAL, 0), (USUAL, 1), ({**USUAL, "dstate": 256}, 0), (half, 0)):
         scan = variant("ssd_scan", **sizes, packed=packed, outputs=1, pdl=0)
         prepare = variant("ssd_prepare", **{**sizes, "tile": scan["tile"], "pdl": 0})
         cases += [("sm86", "ssd_prepare", prepare), ("sm86", "ssd_scan", scan)]
@@ -66,11 +67,24 @@ class TestFinalStates:
         problem.arguments["dt_bias"].fill_(-1.0)
         assert errors(on_sm86.run(problem), problem.wanted())["final"] < 2e-5
 
-    def test_what_overflows_stays_infinite(self, on_sm86: Launcher) -> None:
-        problem = Problem.random(seqlen=20, **USUAL)
-        problem.arguments["B"][:, 7] = torch.inf
+    @pytest.mark.parametrize("dtype", ["bf16", "f16"])
+    @pytest.mark.parametrize("name", ["x", "B"])
+    def test_what_overflows_stays_infinite(self, on_sm86: Launcher, dtype: str, name: str) -> None:
+        problem = Problem.random(seqlen=20, **{**USUAL, "dtype": dtype})
+        problem.arguments[name][:, 7, :, ::2] = torch.inf
+        problem.arguments[name][:, 7, :, 1::2] = -torch.inf
         final = on_sm86.run(problem)["final"]
         assert final.isinf().all()
+        assert torch.equal(final.sign(), problem.wanted()["final"].sign().float())
+
+    def test_one_infinite_channel_spoils_no_other(self, on_sm86: Launcher) -> None:
+        problem = Problem.random(seqlen=20, **USUAL)
+        clean = on_sm86.run(problem)["final"]
+        problem.arguments["x"][:, 7, :, 5] = torch.inf
+        final = on_sm86.run(problem)["final"]
+        assert final[:, :, 5].isinf().all()
+        others = [channel for channel in range(final.shape[2]) if channel != 5]
+        assert torch.equal(final[:, :, others], clean[:, :, others])
 
 
 def test_z_of_any_size(on_sm86: Launcher) -> None:
