@@ -45,7 +45,7 @@ def choose(
         UsageError: `arch` is not an architecture.
     """
     wanted = Arch.parse(arch) if arch is not None else None
-    present = sorted({Arch.parse(binary.arch) for binary in manifest.binaries}, reverse=True)
+    present = sorted(map(Arch.parse, manifest.selection.archs), reverse=True)
     rejected: list[Rejected] = []
     for form in ("cubin", "ptx"):
         for candidate in present:
@@ -61,6 +61,13 @@ def choose(
         f"no artifacts for compute capability {dotted(device)} ({details})",
         remedy=_remedy(device, present, wanted, allow_ptx),
     )
+
+
+def could_run(arch: str, device: tuple[int, int], *, wanted: str | None, allow_ptx: bool) -> bool:
+    """Whether `choose` may pick this architecture for a device, if the driver is new enough."""
+    one = Arch.parse(arch)
+    fits = one.cubin_runs_on(device) or (allow_ptx and one.ptx_runs_on(device))
+    return fits and wanted in (None, one.name)
 
 
 def _remedy(
@@ -99,9 +106,10 @@ def _reason_against(
         return f"does not run on {dotted(device)}"
     if form == "ptx" and not allow_ptx:
         return "PTX is not allowed"
-    needed = max(
-        _version(b.payload(form).min_cuda) for b in manifest.binaries if b.arch == arch.name
-    )
+    found = {b.payload(form).min_cuda for b in manifest.binaries if b.arch == arch.name}
+    if not found:
+        return "nothing was built for it"
+    needed = max(map(_version, found))
     if driver_cuda < needed:
         return f"needs a driver of CUDA {dotted(needed)}, this one is {dotted(driver_cuda)}"
     return None

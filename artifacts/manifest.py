@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from .arch import Arch, ArchName, normalise
@@ -190,18 +190,43 @@ class Manifest:
         return variants
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str = FILE_NAME) -> "Manifest":
+    def from_bytes(
+        cls, data: bytes, where: str = FILE_NAME, only: Callable[[str], bool] | None = None
+    ) -> "Manifest":
         """Read the file's bytes.
+
+        With `only`, where the file's digest is right, just the rules and binaries of architectures
+        that it takes are read: a loader needs no others. They are checked as ever, but not the
+        others, nor the file's form. Such a manifest is not to be written.
 
         Raises:
             ManifestError: bad JSON, another schema, a field that is wrong, or bytes that differ
                 from the canonical file for this content.
         """
+        # Of what is wrong in part or in haste, what follows says more.
+        with contextlib.suppress(SonataError, ValueError, TypeError, KeyError, RecursionError):
+            if only is not None:
+                return cls._part(json.loads(data.decode("utf-8")), data, only)
         # Bytes equal to the canonical ones hold nothing that strict parsing, which takes longer,
         # would refuse. Where they are not equal, its reasons come first.
         with contextlib.suppress(ManifestError, ValueError, RecursionError):
             return cls._from_content(json.loads(data.decode("utf-8")), data, where)
         return cls._from_content(parse_json(data, where), data, where)
+
+    @classmethod
+    def _part(cls, content: Any, data: bytes, only: Callable[[str], bool]) -> "Manifest":
+        """What `only` takes, by architecture, of the content that was read from `data`."""
+        end = len(data) - len(_digest_line("")) - 64
+        digest = hashlib.sha256(memoryview(data)[:end]).hexdigest()
+        _require(data[end:] == _digest_line(digest), "digest", "wrong")
+        _require(content.pop("digest") == digest, "digest", "stands elsewhere")
+        _require(content["schema"] == SCHEMA, "schema", "another")
+        taken = [name for name in content["selection"]["archs"] if only(name)]
+        for key in ("rules", "binaries"):
+            content[key] = [item for item in content[key] if item["arch"] in taken]
+        manifest = decode(cls, content, FILE_NAME)
+        manifest.__dict__["digest"] = digest
+        return manifest
 
     @classmethod
     def _from_content(cls, content: Any, data: bytes, where: str) -> "Manifest":

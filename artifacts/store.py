@@ -20,7 +20,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .errors import ArgumentError, ArtifactsNotFound, IntegrityError, SonataError, StoreError
@@ -35,6 +36,10 @@ _STAGING = ".sonata-aot-staging"
 # The index of a shard, which `shard` reads.
 SHARD_FILE = "shard.json"
 _OBJECT_NAME = re.compile(r"[0-9a-f]{64}\.(cubin|ptx)")
+
+
+# Of several threads that read, one unpacks.
+_unpacking = threading.Lock()
 
 
 def sha256(data: bytes) -> str:
@@ -81,15 +86,25 @@ class ArtifactSet:
             IntegrityError: missing, unreadable, or not of the manifest's size and digest.
             MissingDependency: it is packed, and this Python has no lzma.
         """
-        if payload.isa is not None and payload.file_name in self._packed:
-            where = f"{payload.file_name} in {self.directory / PACK}"
-            return _checked(where, self._packed[payload.file_name], payload)
+        if payload.isa is not None:
+            with _unpacking:
+                packed = self._packed.get(payload.file_name)
+            if packed is not None:
+                where = f"{payload.file_name} in {self.directory / PACK}"
+                return _checked(where, packed, payload)
         # As text: `self.path` takes longer than to open the file.
         return read_object(f"{self.directory}/{OBJECTS}/{payload.file_name}", payload)
 
     @functools.cached_property
     def _packed(self) -> dict[str, bytes]:
-        return unpack_ptx(self.directory / PACK, self.manifest)
+        path = self.directory / PACK
+        if not path.exists():
+            return {}
+        # Where each begins follows from all that are before it, of any architecture.
+        whole = open_artifacts(self.directory).manifest
+        if whole.digest != self.manifest.digest:
+            raise IntegrityError(f"{path} is not of this manifest any more", remedy="load it again")
+        return unpack_ptx(path, whole)
 
 
 def read_object(path: Path | str, payload: Payload, *, owned: bool = False) -> bytes:
@@ -126,8 +141,8 @@ def _checked(path: Path | str, data: bytes, payload: Payload) -> bytes:
     return data
 
 
-def open_artifacts(directory: Path) -> ArtifactSet:
-    """Read a directory's manifest.
+def open_artifacts(directory: Path, only: Callable[[str], bool] | None = None) -> ArtifactSet:
+    """Read a directory's manifest; `only` as for `Manifest.from_bytes`.
 
     Raises:
         ArtifactsNotFound: there is no such directory, or no manifest in it.
@@ -147,7 +162,7 @@ def open_artifacts(directory: Path) -> ArtifactSet:
             f"no artifacts in {directory}",
             remedy="build them with `sonata-aot build --arch ARCH`, or name another directory",
         )
-    return ArtifactSet(directory, Manifest.from_bytes(data, str(directory / FILE_NAME)))
+    return ArtifactSet(directory, Manifest.from_bytes(data, str(directory / FILE_NAME), only))
 
 
 def read_index(directory: Path, file_name: str) -> bytes | None:

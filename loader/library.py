@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 # What the driver has loaded stays for the life of the process: a CUDA graph may hold its kernels.
 # So loading the same bytes again costs nothing and takes no memory.
 _loaded: dict[tuple[str, int], Library] = {}
-_lock = threading.Lock()
+# One for each, so that several can be loaded at once.
+_locks: dict[tuple[str, int], threading.Lock] = {}
 
-
-def _renew_lock() -> None:
-    # The child of a fork may have inherited it held, by a thread that does not exist there.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+# The child of a fork may have inherited some held, by a thread that does not exist there.
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 class Loaded:
@@ -118,13 +113,14 @@ class Loaded:
 
         payload = self.binary.payload(self._form)
         began = time.perf_counter()
-        with _lock:
-            library = _loaded.get((payload.sha256, self._device))
+        key = payload.sha256, self._device
+        with _locks.setdefault(key, threading.Lock()):
+            library = _loaded.get(key)
             if library is None:
                 library = _native.load(
                     self._image, self.binary.label, self._device, ptx=self._form == "ptx"
                 )
-                _loaded[payload.sha256, self._device] = library
+                _loaded[key] = library
         kernel = library.kernel(self.binary.entry, self.binary.shared_bytes)
         if self._form == "ptx":
             took = 1e3 * (time.perf_counter() - began)

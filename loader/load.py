@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..artifacts.arch import Arch, cuda_version
-from ..artifacts.choose import Choice, build_command, choose
+from ..artifacts.choose import Choice, build_command, choose, could_run
 from ..artifacts.errors import (
     ArgumentError,
     ArtifactsNotFound,
@@ -24,6 +24,7 @@ from ..artifacts.record import record
 from ..artifacts.store import ArtifactSet, open_artifacts
 from ..artifacts.trust import untrusted_allowed
 from .default import offer_default
+from .fetch import fetch
 from .kernels import Kernels
 from .library import Loaded, Table
 from .log import configure, logger
@@ -99,27 +100,18 @@ def load(
     names, place = _names(preload), _path(path)
     arch = _arch(arch)
     chosen_devices, cuda = _devices(device_indices(devices))
-    found = _Search(place, chosen_devices, cuda, arch, allow_ptx)
+    wanted = _Search(place, chosen_devices, cuda, arch, allow_ptx)
     with contextlib.ExitStack() as stack:
         untrusted = stack.enter_context(untrusted_allowed()) if allow_untrusted else []
-        artifacts, choices, binaries = _open(found)
+        artifacts, choices, binaries = _open(wanted, names)
     for fault in untrusted:
         logger.warning("loaded all the same, as allow_untrusted says: %s", fault)
     tables = {declaration.name: Table(declaration) for declaration in artifacts.manifest.kernels}
-    for name in names:
-        if name not in tables:
-            raise ArgumentError(
-                f"preload: no kernel {name!r} in {artifacts.directory}",
-                remedy="use one of " + " ".join(tables),
-            )
     for device, choice in choices.items():
         for name, table in tables.items():
             table.add_rules(device.index, artifacts.manifest.rules_for(name, choice.arch))
-    for loaded, device in binaries:
-        tables[loaded.binary.kernel].add(device.index, loaded)
-        form = choices[device].form
-        if form == "cubin" or loaded.binary.kernel in names:
-            loaded.kernel()
+    for device, loaded in binaries:
+        tables[loaded.binary.kernel].add(device, loaded)
     if strict:
         require_kernels(tables, {device.index: choice for device, choice in choices.items()})
     kernels = Kernels(
@@ -204,14 +196,31 @@ class _Search:
     arch: str | None
     allow_ptx: bool
 
+    def could_take(self, arch: str) -> bool:
+        """Whether a device may get binaries of an architecture."""
+        return any(
+            could_run(arch, device.capability, wanted=self.arch, allow_ptx=self.allow_ptx)
+            for device in self.devices
+        )
 
-def _open(wanted: _Search) -> tuple[ArtifactSet, dict[Device, Choice], list[tuple[Loaded, Device]]]:
-    """Find artifacts and read what each device gets, all from one manifest."""
+
+def _open(
+    wanted: _Search, preload: frozenset[str]
+) -> tuple[ArtifactSet, dict[Device, Choice], list[tuple[int, Loaded]]]:
+    """Find artifacts and load what each device gets, all from one manifest."""
     attempt = 1
     while True:
         artifacts, choices = _find(wanted)
+        known = artifacts.manifest.selection.kernels
+        for name in preload:
+            if name not in known:
+                raise ArgumentError(
+                    f"preload: no kernel {name!r} in {artifacts.directory}",
+                    remedy="use one of " + " ".join(known),
+                )
         try:
-            return artifacts, choices, list(_read(artifacts, choices))
+            by_index = {device.index: choice for device, choice in choices.items()}
+            return artifacts, choices, fetch(artifacts, by_index, preload)
         except IntegrityError:
             # A build may have published another set since the manifest was read.
             current = open_artifacts(artifacts.directory).manifest
@@ -226,7 +235,7 @@ def _find(wanted: _Search) -> tuple[ArtifactSet, dict[Device, Choice]]:
     unsuitable: VariantMissing | None = None
     for place in search(wanted.path):
         try:
-            artifacts = open_artifacts(place.path)
+            artifacts = open_artifacts(place.path, wanted.could_take)
             choices = {
                 device: choose(
                     artifacts.manifest,
@@ -258,20 +267,3 @@ def _pass_over(place: Place, error: SonataError, rejected: list[str]) -> None:
     # Nothing there is ordinary; something wrong there is worth a line.
     log = logger.debug if isinstance(error, ArtifactsNotFound) else logger.warning
     log("passed over %s (%s): %s", place.origin, place.path, error)
-
-
-def _read(artifacts: ArtifactSet, choices: dict[Device, Choice]) -> Iterable[tuple[Loaded, Device]]:
-    """Each chosen binary with its verified bytes, read once however many devices take it."""
-    manifest = artifacts.manifest
-    declarations = {declaration.name: declaration for declaration in manifest.kernels}
-    images: dict[str, bytes] = {}
-    for device, choice in choices.items():
-        for binary in manifest.binaries:
-            if binary.arch != choice.arch:
-                continue
-            payload = binary.payload(choice.form)
-            if payload.sha256 not in images:
-                images[payload.sha256] = artifacts.read(payload)
-            image = images[payload.sha256]
-            declaration = declarations[binary.kernel]
-            yield Loaded(binary, declaration, image, choice.form, device.index), device
