@@ -6,7 +6,7 @@ import pytest
 from artifact_sets import Made, for_archs
 
 from sonata_aot.artifacts import Arch, Choice
-from sonata_aot.artifacts.choose import Rejected, build_command, choose
+from sonata_aot.artifacts.choose import Rejected, build_command, choose, could_run
 from sonata_aot.artifacts.errors import UsageError, VariantMissing
 
 NEW = (13, 0)
@@ -139,6 +139,29 @@ def test_an_unknown_arch_is_a_usage_error(made: Made) -> None:
 def test_an_empty_set_says_so(made: Made) -> None:
     with pytest.raises(VariantMissing, match="it is empty"):
         choose(made.only().manifest, (8, 6), driver_cuda=NEW)
+
+
+def test_an_architecture_that_nothing_was_built_for(made: Made) -> None:
+    manifest = dataclasses.replace(made.manifest, rules=(), binaries=())
+    with pytest.raises(VariantMissing, match="sm86 cubin: nothing was built for it"):
+        choose(manifest, (8, 6), driver_cuda=NEW)
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm90", "sm90a", "sm100", "sm100f"])
+@pytest.mark.parametrize("device", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3)])
+@pytest.mark.parametrize("wanted", [None, "sm86", "sm90a"])
+@pytest.mark.parametrize("allow_ptx", [False, True])
+def test_what_could_run_is_what_is_chosen_where_there_is_nothing_else(
+    made: Made, arch: str, device: tuple[int, int], wanted: str | None, allow_ptx: bool
+) -> None:
+    def chosen() -> bool:
+        try:
+            choose(for_archs(made, arch), device, driver_cuda=NEW, arch=wanted, allow_ptx=allow_ptx)
+        except VariantMissing:
+            return False
+        return True
+
+    assert could_run(arch, device, wanted=wanted, allow_ptx=allow_ptx) == chosen()
 
 
 @pytest.mark.parametrize(
