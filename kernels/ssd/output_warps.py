@@ -224,12 +224,14 @@ def walk_tiles(segment, owns, lanes, c, cb, z, out, starts, packed, gated):
                     )
         elif cutlass.const_expr(packed):
             begins = output.own_starts(starts_stage + (local + group) * 4, shape)
-            for blocks in cutlass.range_constexpr(1, shape.row_blocks):
-                if row_block == blocks:
-                    output.multiply_before(
-                        *(y, cbs, range(blocks), pairs, x_rows, reference, decays, begins),
-                        *(2 * t, shape, element),
-                    )
+            # Few instructions: hardly a tile needs them, and they are read from memory for it.
+            for block in cutlass.range(0, row_block, 1, unroll=1):
+                output.load_block(cbs, 0, cb_here + Int64(block) * BLOCK, True, shape)
+                output.multiply_before(
+                    *(y, cbs, range(1), pairs + block * 128),
+                    *(x_rows + Uint32(block * (16 * shape.x_row)), reference, decays, begins),
+                    *(block * 16 + 2 * t, shape, element),
+                )
         if more:
             cute.arch.barrier_arrive(barrier_id=USED + turn, number_of_threads=8 * WARP)
         # The same, found anew: kept, it would take a register.
