@@ -42,8 +42,9 @@ class Expression:
             ManifestError: the text is not in the grammar, or is longer or deeper than sane.
         """
         self.text = text
-        self._root = _Parser(text).parse()
-        self.names = frozenset(_names(self._root))
+        parser = _Parser(text)
+        self._root = parser.parse()
+        self.names = frozenset(parser.names)
         # Made when it is needed: a loader reads expressions that only a build evaluates.
         self._evaluate: Callable[[Mapping[str, int]], int] | None = None
 
@@ -67,6 +68,7 @@ class _Parser:
         if len(text) > _MAX_LENGTH:
             raise self._error(text[:40] + "...", f"longer than {_MAX_LENGTH} characters")
         self._text = text
+        self.names: set[str] = set()
         self._tokens: list[str] = []
         position, end = 0, len(text.rstrip(_SPACES))
         while position < end:
@@ -76,6 +78,7 @@ class _Parser:
                 raise self._error(text, f"unexpected {unread[0]!r}")
             self._tokens.append(match[match.lastindex or 0])
             position = match.end()
+        self._tokens.append("")  # the end
         self._at = 0
         self._depth = 0
 
@@ -88,15 +91,12 @@ class _Parser:
 
     def parse(self) -> Node:
         root = self._sum()
-        if self._at != len(self._tokens):
+        if self._tokens[self._at]:
             raise self._error(self._text, f"unexpected {self._tokens[self._at]!r}")
         return root
 
-    def _peek(self) -> str:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
-
     def _take(self, expected: str = "") -> str:
-        token = self._peek()
+        token = self._tokens[self._at]
         if not token or (expected and token != expected):
             found = repr(token) if token else "the end"
             raise self._error(self._text, f"expected {expected or 'a value'!r}, found {found}")
@@ -108,14 +108,14 @@ class _Parser:
         if self._depth > _MAX_DEPTH:
             raise self._error(self._text, f"nested deeper than {_MAX_DEPTH}")
         node = self._product()
-        while self._peek() in ("+", "-"):
+        while self._tokens[self._at] in ("+", "-"):
             node = (self._take(), (node, self._product()))
         self._depth -= 1
         return node
 
     def _product(self) -> Node:
         node = self._factor()
-        while self._peek() == "*":
+        while self._tokens[self._at] == "*":
             node = (self._take(), (node, self._factor()))
         return node
 
@@ -131,27 +131,20 @@ class _Parser:
             return node
         if not token[0].isalpha():
             raise self._error(self._text, f"unexpected {token!r}")
-        if self._peek() != "(":
+        if self._tokens[self._at] != "(":
+            self.names.add(token)
             return token
         if token not in _FUNCTIONS:
             raise self._error(self._text, f"unknown function {token!r}")
         self._take("(")
         arguments = [self._sum()]
-        while self._peek() == ",":
+        while self._tokens[self._at] == ",":
             self._take()
             arguments.append(self._sum())
         self._take(")")
         if len(arguments) < 2 or (token == "ceildiv" and len(arguments) > 2):
             raise self._error(self._text, f"{token} got {len(arguments)} argument(s)")
         return (token, tuple(arguments))
-
-
-def _names(node: Node) -> set[str]:
-    if isinstance(node, str):
-        return {node}
-    if isinstance(node, int):
-        return set()
-    return set().union(*(_names(operand) for operand in node[1]))
 
 
 def _ceildiv(number: int, divisor: int) -> int:
