@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sonata_aot.artifacts import open_artifacts
+from sonata_aot.artifacts import Choice, open_artifacts
 from sonata_aot.artifacts.pack import PACK, pack_ptx
 
 HOPPER = {"SONATA_TEST_CUDA_CC": "9.0"}
@@ -336,3 +336,38 @@ def test_a_missing_file_is_named_whatever_is_wrong_for_others(recorder, artifact
     (copy / "objects" / f"{missing}.cubin").unlink()
     case = {"loader.load(ARTIFACTS, devices=[0])": ("IntegrityError", missing, "is missing")}
     recorder.refused(copy, case, env=HOPPER)
+
+
+def test_devices_of_two_architectures(recorder, artifacts, manifest):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        from sonata_aot.loader import _native
+        plain = _native.devices
+        _native.devices = lambda: [plain()[0], {**plain()[1], "major": 8, "minor": 6}]
+        k = loader.load(ARTIFACTS, devices=[1, 0])
+        say([[d["arch"], len(d["binaries"])] for d in k.info()["devices"].values()])
+        """,
+        env={**HOPPER, "SONATA_TEST_CUDA_DEVICES": "2"},
+    )
+    built = Counter(binary["arch"] for binary in manifest["binaries"])
+    assert sorted(outcome.value) == [[arch, built[arch]] for arch in ("sm86", "sm90")]
+    given = Counter(call["sha256"] for call in outcome.named("cuLibraryLoadData"))
+    assert given == Counter({binary["cubin"]["sha256"] for binary in manifest["binaries"]})
+
+
+def test_one_device_after_the_other_in_the_order_of_the_manifest(artifacts):
+    from sonata_aot.loader.fetch import fetch
+
+    found = open_artifacts(artifacts)
+    choices = {
+        device: Choice(arch, "ptx", "", ())
+        for device, arch in ((1, "sm90"), (0, "sm86"), (2, "sm90"))
+    }
+    got = [(device, loaded.binary) for device, loaded in fetch(found, choices, ())]
+    assert got == [
+        (device, binary)
+        for device, choice in choices.items()
+        for binary in found.manifest.binaries
+        if binary.arch == choice.arch
+    ]
