@@ -7,6 +7,8 @@ from .errors import VariantMissing
 from .manifest import Form, Manifest
 from .record import record
 
+_NOTHING = "nothing was built for it"
+
 
 @record
 class Rejected:
@@ -59,7 +61,7 @@ def choose(
     details = "; ".join(f"{r.arch} {r.form}: {r.reason}" for r in rejected) or "it is empty"
     raise VariantMissing(
         f"no artifacts for compute capability {dotted(device)} ({details})",
-        remedy=_remedy(device, present, wanted, allow_ptx),
+        remedy=_remedy(device, present, wanted, allow_ptx, rejected),
     )
 
 
@@ -71,10 +73,19 @@ def could_run(arch: str, device: tuple[int, int], *, wanted: str | None, allow_p
 
 
 def _remedy(
-    device: tuple[int, int], present: list[Arch], wanted: Arch | None, allow_ptx: bool
+    device: tuple[int, int],
+    present: list[Arch],
+    wanted: Arch | None,
+    allow_ptx: bool,
+    rejected: list[Rejected],
 ) -> str:
     """What helps: PTX that is there, or a build, which must name what is there already too."""
-    usable = [arch for arch in present if arch.ptx_runs_on(device) and wanted in (None, arch)]
+    empty = {item.arch for item in rejected if item.reason == _NOTHING}
+    usable = [
+        arch
+        for arch in present
+        if arch.ptx_runs_on(device) and wanted in (None, arch) and arch.name not in empty
+    ]
     if usable and not allow_ptx:
         ptx = "let the driver compile PTX with allow_ptx=True (doctor: --allow-ptx), or "
         return ptx + build_command(present, device)
@@ -108,7 +119,7 @@ def _reason_against(
         return "PTX is not allowed"
     found = {b.payload(form).min_cuda for b in manifest.binaries if b.arch == arch.name}
     if not found:
-        return "nothing was built for it"
+        return _NOTHING
     needed = max(map(_version, found))
     if driver_cuda < needed:
         return f"needs a driver of CUDA {dotted(needed)}, this one is {dotted(driver_cuda)}"

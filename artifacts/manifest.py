@@ -221,8 +221,10 @@ class Manifest:
         _require(data[end:] == _digest_line(digest), "digest", "wrong")
         _require(content.pop("digest") == digest, "digest", "stands elsewhere")
         _require(content["schema"] == SCHEMA, "schema", "another")
-        taken = [name for name in content["selection"]["archs"] if only(name)]
+        selection = decode(Selection, content["selection"], FILE_NAME)
+        taken = [name for name in selection.archs if only(name)]
         for key in ("rules", "binaries"):
+            _require(type(content[key]) is list, key, "no list")
             content[key] = [item for item in content[key] if item["arch"] in taken]
         manifest = decode(cls, content, FILE_NAME)
         manifest.__dict__["digest"] = digest

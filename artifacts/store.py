@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import os
 import re
@@ -38,8 +37,11 @@ SHARD_FILE = "shard.json"
 _OBJECT_NAME = re.compile(r"[0-9a-f]{64}\.(cubin|ptx)")
 
 
-# Of several threads that read, one unpacks.
-_unpacking = threading.Lock()
+# Of several threads that read a directory, one unpacks.
+_unpacking: dict[Path, threading.Lock] = {}
+
+# The child of a fork may have inherited some held, by a thread that does not exist there.
+os.register_at_fork(after_in_child=_unpacking.clear)
 
 
 def sha256(data: bytes) -> str:
@@ -85,18 +87,24 @@ class ArtifactSet:
         Raises:
             IntegrityError: missing, unreadable, or not of the manifest's size and digest.
             MissingDependency: it is packed, and this Python has no lzma.
+            SonataError: it is packed, and the manifest beside it cannot be used any more.
         """
         if payload.isa is not None:
-            with _unpacking:
-                packed = self._packed.get(payload.file_name)
+            packed = self._packed().get(payload.file_name)
             if packed is not None:
                 where = f"{payload.file_name} in {self.directory / PACK}"
                 return _checked(where, packed, payload)
         # As text: `self.path` takes longer than to open the file.
         return read_object(f"{self.directory}/{OBJECTS}/{payload.file_name}", payload)
 
-    @functools.cached_property
     def _packed(self) -> dict[str, bytes]:
+        # No `cached_property`: Python 3.11 locks those, and a forked child would wait for ever.
+        with _unpacking.setdefault(self.directory, threading.Lock()):
+            if "packed" not in self.__dict__:
+                self.__dict__["packed"] = self._unpack()
+            return self.__dict__["packed"]
+
+    def _unpack(self) -> dict[str, bytes]:
         path = self.directory / PACK
         if not path.exists():
             return {}

@@ -6,6 +6,7 @@ Most of that is waiting for the disk, a hash or the GPU, and leaves the GIL to o
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -62,10 +63,16 @@ class _Fetch:
         files = iter(list(self._files.values()))
         helpers: list[Future[_Found]] = []
         with ThreadPoolExecutor(_HELPERS, "sonata-aot-load") as pool:
-            with contextlib.suppress(RuntimeError):  # this process may have no more threads
-                for _ in range(_HELPERS):
-                    helpers.append(pool.submit(self._take, files))
-            found = self._take(files)
+            try:
+                with contextlib.suppress(RuntimeError):  # this process may have no more threads
+                    for _ in range(_HELPERS):
+                        # What the caller allows untrusted, its helpers do.
+                        context = contextvars.copy_context()
+                        helpers.append(pool.submit(context.run, self._take, files))
+                found = self._take(files)
+            except BaseException:
+                self._failed = True  # so that nobody begins with another file
+                raise
         for helper in helpers:
             found |= helper.result()
         return [found[place] for place in range(len(found))]
@@ -84,6 +91,6 @@ class _Fetch:
                         loaded.kernel()
                     found[place] = device, loaded
         except BaseException:
-            self._failed = True  # so that the other thread stops, too
+            self._failed = True  # so that the other threads stop, too
             raise
         return found

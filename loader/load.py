@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterable, Iterator
-from os import PathLike, fspath
+from os import PathLike, fspath, register_at_fork
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,6 +135,20 @@ def load(
     return kernels
 
 
+# Loads under way that will turn the collection of cycles on again.
+_without_collection: set[object] = set()
+
+
+def _collect_in_child() -> None:
+    """In the child of a fork loads under way do not go on, unless one of them has forked."""
+    if _without_collection:
+        _without_collection.clear()
+        gc.enable()
+
+
+register_at_fork(after_in_child=_collect_in_child)
+
+
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Leave out the collection of cycles meanwhile, if it is on.
@@ -142,13 +156,17 @@ def _no_collection() -> Iterator[None]:
     What is read is thousands of objects, all of which stay: to look for garbage among them, and
     among those of torch, takes a fifth of the time to load.
     """
-    enabled = gc.isenabled()
-    gc.disable()
+    if not gc.isenabled():
+        yield
+        return
+    this = object()
     try:
+        _without_collection.add(this)
+        gc.disable()
         yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()
+        _without_collection.discard(this)
 
 
 def _names(preload: Iterable[str]) -> frozenset[str]:
@@ -241,7 +259,7 @@ def _open(
             return artifacts, choices, fetch(artifacts, by_index, preload)
         except IntegrityError:
             # A build may have published another set since the manifest was read.
-            current = open_artifacts(artifacts.directory).manifest
+            current = open_artifacts(artifacts.directory, wanted.could_take).manifest
             if attempt == _ATTEMPTS or current.digest == artifacts.manifest.digest:
                 raise
         attempt += 1

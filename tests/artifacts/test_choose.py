@@ -143,8 +143,10 @@ def test_an_empty_set_says_so(made: Made) -> None:
 
 def test_an_architecture_that_nothing_was_built_for(made: Made) -> None:
     manifest = dataclasses.replace(made.manifest, rules=(), binaries=())
-    with pytest.raises(VariantMissing, match="sm86 cubin: nothing was built for it"):
+    with pytest.raises(VariantMissing, match="sm86 cubin: nothing was built for it") as caught:
         choose(manifest, (8, 6), driver_cuda=NEW)
+    # PTX that is not there would not help.
+    assert caught.value.remedy == build_command([Arch(8, 6)], (8, 6))
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm90", "sm90a", "sm100", "sm100f"])

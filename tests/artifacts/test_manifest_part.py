@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_sets import Made, put, seal, unsealed
+from artifact_sets import Made, put, run_python, seal, unsealed
 
-from sonata_aot.artifacts import open_artifacts
+from sonata_aot.artifacts import open_artifacts, store
+from sonata_aot.artifacts.choose import could_run
 from sonata_aot.artifacts.errors import IntegrityError, ManifestError
 from sonata_aot.artifacts.manifest import Manifest
-from sonata_aot.artifacts.pack import PACK, pack_ptx
+from sonata_aot.artifacts.pack import PACK, pack_ptx, unpack_ptx
 
 ARCHS = ("sm86", "sm90")
 
@@ -26,6 +30,13 @@ def refusal(data: bytes, taken: Callable[[str], bool] | None) -> str:
     with pytest.raises(ManifestError) as caught:
         Manifest.from_bytes(data, "there", taken)
     return str(caught.value)
+
+
+def pack(directory: Path) -> None:
+    whole = open_artifacts(directory)
+    (directory / PACK).write_bytes(pack_ptx(whole.manifest, whole.read))
+    for path in (directory / "objects").glob("*.ptx"):
+        path.unlink()
 
 
 @pytest.mark.parametrize("taken", [("sm86",), ("sm90",), ARCHS, ()])
@@ -111,10 +122,7 @@ def test_what_is_no_manifest_is_refused_alike(both: Made, change: Callable[[byte
 
 def test_packed_ptx_of_a_part_is_found_in_that_of_the_whole(both: Made, tmp_path: Path) -> None:
     directory = both.write(tmp_path / "set")
-    whole = open_artifacts(directory)
-    (directory / PACK).write_bytes(pack_ptx(whole.manifest, whole.read))
-    for path in (directory / "objects").glob("*.ptx"):
-        path.unlink()
+    pack(directory)
     for arch in ARCHS:
         part = open_artifacts(directory, only(arch))
         for binary in part.manifest.binaries:
@@ -129,3 +137,82 @@ def test_a_pack_of_another_manifest_is_refused(both: Made, tmp_path: Path) -> No
     (directory / "manifest.json").write_bytes(other.manifest.to_bytes())
     with pytest.raises(IntegrityError, match="not of this manifest any more"):
         part.read(part.manifest.binaries[0].ptx)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("selection", {"archs": [86, "sm90"], "kernels": ["odd"]}),
+        ("selection", {"archs": ["sm90", "sm90"], "kernels": ["odd"]}),
+        ("selection", ["sm86", "sm90"]),
+        ("schema", True),
+        ("schema", 1.0),
+        ("rules", {}),
+        ("rules", ""),
+        ("binaries", {}),
+    ],
+)
+def test_what_nobody_writes_under_a_digest_that_is_right(both: Made, key: str, value: Any) -> None:
+    """Is refused alike, and is no other error where `only` reads names as a loader does."""
+    data = seal({**both.content(), key: value})
+
+    def could(name: str) -> bool:
+        return could_run(name, (9, 0), wanted=None, allow_ptx=True)
+
+    assert refusal(data, could) == refusal(data, None)
+
+
+def test_a_child_unpacks_though_a_thread_of_its_parent_does(both: Made, tmp_path: Path) -> None:
+    directory = both.write(tmp_path / "set")
+    pack(directory)
+    script = """
+import os, sys, threading
+from pathlib import Path
+from sonata_aot.artifacts import open_artifacts, store
+artifacts = open_artifacts(Path(sys.argv[1]))
+payload = artifacts.manifest.binaries[0].ptx
+begun, forked, plain = threading.Event(), threading.Event(), store.unpack_ptx
+
+def unpack(*given):
+    begun.set()
+    assert forked.wait(20)
+    return plain(*given)
+
+store.unpack_ptx = unpack
+thread = threading.Thread(target=artifacts.read, args=(payload,))
+thread.start()
+assert begun.wait(20)
+child = os.fork()
+if child == 0:
+    import signal
+    signal.alarm(20)  # ends a child that hangs
+    forked.set()
+    os._exit(len(artifacts.read(payload)) == payload.size)
+forked.set()
+thread.join()
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+    assert run_python(script, directory) == "1\n"
+
+
+def test_threads_unpack_once(both: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = both.write(tmp_path / "set")
+    pack(directory)
+    whole = open_artifacts(directory)
+    together, unpacked = threading.Barrier(4, timeout=20), []
+
+    def unpack(path: Path, manifest: Manifest) -> dict[str, bytes]:
+        unpacked.append(path)
+        time.sleep(0.1)  # time for the others to get here, if they may
+        return unpack_ptx(path, manifest)
+
+    monkeypatch.setattr(store, "unpack_ptx", unpack)
+
+    def read(_: int) -> bytes:
+        together.wait()
+        return whole.read(whole.manifest.binaries[0].ptx)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(read, range(4)))) == 1
+    assert len(unpacked) == 1

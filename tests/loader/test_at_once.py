@@ -41,13 +41,17 @@ def in_child(work):
 def test_a_fork_while_another_thread_loads_ptx(recorder, artifacts):
     """The child inherits the loader's lock, held by a thread that does not exist in it."""
     script = """
+from sonata_aot.loader.library import Loaded
 os.environ["SONATA_TEST_CUDA_DELAY"] = "cuLibraryLoadData=1500"
+loading, plain = [], Loaded.kernel
+Loaded.kernel = lambda loaded: (loading.append(loaded), plain(loaded))[1]
 worker = threading.Thread(target=lambda: k.gemv(tensor(1, 64), tensor(16, 64)))
 worker.start()
 time.sleep(0.5)
 before = worker.is_alive()
 answers = in_child(lambda: [
-    failure(lambda: k.gemv(tensor(rows, 64), tensor(16, 64))) for rows in (1, 2)
+    failure(lambda: plain(loading[0])),  # the very one, whose lock is held
+    *(failure(lambda: k.gemv(tensor(rows, 64), tensor(16, 64))) for rows in (1, 2)),
 ])
 during = worker.is_alive()
 worker.join()
@@ -58,7 +62,7 @@ say([before, during, answers])
     before, during, answers = outcome.value
     assert before, "the load was over before the fork"
     assert answers != "hangs"
-    assert [(a["type"], a["sonata"]) for a in answers] == [("ForkedProcess", True)] * 2
+    assert [(a["type"], a["sonata"]) for a in answers] == [("ForkedProcess", True)] * 3
     assert during, "the fork waited for the load"
     assert len(outcome.named("cuLaunchKernel")) == 2
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from sonata_aot.artifacts import Choice, open_artifacts
+from sonata_aot.artifacts.pack import PACK, pack_ptx
 
 HOPPER = {"SONATA_TEST_CUDA_CC": "9.0"}
 
@@ -167,3 +172,202 @@ def test_the_collection_of_cycles_is_as_before(recorder, artifacts, enabled, fai
     during, after = outcome.value
     assert during == (["False", "failed"] if fails else ["False"])
     assert after == enabled
+
+
+# The caller takes files only when no helper does any more.
+HELPERS_FIRST = """
+import threading
+from sonata_aot.loader import fetch
+plain_take, others_done = fetch._Fetch._take, threading.Semaphore(0)
+
+def take(self, files):
+    if threading.current_thread() is threading.main_thread():
+        assert all(others_done.acquire(timeout=20) for _ in range(fetch._HELPERS))
+        return plain_take(self, files)
+    try:
+        return plain_take(self, files)
+    finally:
+        others_done.release()
+
+fetch._Fetch._take = take
+"""
+
+
+def test_helpers_may_what_the_caller_allows(recorder, artifacts, tmp_path):
+    """Packed PTX makes them read the manifest, and so look at who could have changed it."""
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    whole = open_artifacts(copy)
+    (copy / PACK).write_bytes(pack_ptx(whole.manifest, whole.read))
+    for path in (copy / "objects").glob("*.ptx"):
+        path.unlink()
+    copy.chmod(0o777)
+    outcome = recorder.loader(
+        copy,
+        HELPERS_FIRST
+        + """
+k = loader.load(ARTIFACTS, arch="sm86", allow_ptx=True, devices=[0], allow_untrusted=True)
+say([k.info()["untrusted"], k.info()["devices"][0]["form"]])
+""",
+        env=HOPPER,
+    )
+    assert outcome.value == [[f"{copy} is writable by everybody"], "ptx"]
+
+
+@pytest.mark.parametrize("error", ["MemoryError", "KeyboardInterrupt"])
+def test_what_ends_a_helper_ends_load(recorder, artifacts, manifest, error):
+    """And the others begin with no other file."""
+    outcome = recorder.loader(
+        artifacts,
+        HELPERS_FIRST
+        + f"""
+from sonata_aot.loader import _native
+plain, all_there = _native.load, threading.Barrier(fetch._HELPERS, timeout=20)
+
+def load(*given, **named):
+    if all_there.wait() == 0:
+        raise {error}("here")
+    failed.wait(20)
+    return plain(*given, **named)
+
+class Failed(threading.Event):
+    def __set__(self, fetching, value):
+        fetching.__dict__["_failed"] = value
+        if value:
+            self.set()
+
+    def __get__(self, fetching, kind=None):
+        return fetching.__dict__["_failed"]
+
+failed = fetch._Fetch._failed = Failed()
+_native.load = load
+try:
+    loader.load(ARTIFACTS, devices=[0])
+except {error} as error:
+    say([str(error), threading.active_count()])
+""",
+        env=HOPPER,
+    )
+    assert outcome.value == ["here", 1]
+    assert len(outcome.named("cuLibraryLoadData")) == 2
+
+
+def test_an_interrupt_while_helpers_are_started(recorder, artifacts):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        import threading
+        from sonata_aot.loader import _native, fetch
+        submitted, begun, plain = [], threading.Event(), _native.load
+        over = threading.Event()
+
+        class Pool(fetch.ThreadPoolExecutor):
+            def submit(self, *given):
+                if submitted:
+                    assert begun.wait(20)
+                    raise KeyboardInterrupt
+                submitted.append(1)
+                return super().submit(*given)
+
+            def __exit__(self, *given):
+                over.set()
+                return super().__exit__(*given)
+
+        def load(*given, **named):
+            begun.set()
+            assert over.wait(20)
+            return plain(*given, **named)
+
+        _native.load, fetch.ThreadPoolExecutor = load, Pool
+        try:
+            loader.load(ARTIFACTS, devices=[0])
+        except KeyboardInterrupt:
+            say(threading.active_count())
+        """,
+        env=HOPPER,
+    )
+    assert outcome.value == 1
+    assert len(outcome.named("cuLibraryLoadData")) == 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_fork_meanwhile_has_the_collection_of_cycles_as_before(recorder, artifacts, enabled):
+    outcome = recorder.loader(
+        artifacts,
+        f"""
+        import gc, threading
+        from sonata_aot.loader import _native
+        if not {enabled}:
+            gc.disable()
+        plain, begun, forked = _native.load, threading.Event(), threading.Event()
+
+        def load(*given, **named):
+            begun.set()
+            assert forked.wait(20)
+            return plain(*given, **named)
+
+        _native.load = load
+        thread = threading.Thread(target=lambda: loader.load(ARTIFACTS, devices=[0]))
+        thread.start()
+        assert begun.wait(20)
+        during, child = gc.isenabled(), os.fork()
+        if child == 0:
+            os._exit(gc.isenabled())
+        _, status = os.waitpid(child, 0)
+        forked.set()
+        thread.join()
+        say([during, os.waitstatus_to_exitcode(status), gc.isenabled()])
+        """,
+        env=HOPPER,
+    )
+    assert outcome.value == [False, int(enabled), enabled]
+
+
+def test_a_missing_file_is_named_whatever_is_wrong_for_others(recorder, artifacts, tmp_path):
+    """Entries of other architectures are not looked at, nor when the manifest is read again."""
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    content = json.loads((copy / "manifest.json").read_text())
+    next(b for b in content["binaries"] if b["arch"] == "sm86")["registers"] = 999
+    above = "{\n" + "".join(
+        f'"{key}":{json.dumps(value)},\n' for key, value in content.items() if key != "digest"
+    )
+    digest = hashlib.sha256(above.encode()).hexdigest()
+    (copy / "manifest.json").write_text(f'{above}"digest":"{digest}"\n}}\n')
+    missing = sorted(digests(content))[0]
+    (copy / "objects" / f"{missing}.cubin").unlink()
+    case = {"loader.load(ARTIFACTS, devices=[0])": ("IntegrityError", missing, "is missing")}
+    recorder.refused(copy, case, env=HOPPER)
+
+
+def test_devices_of_two_architectures(recorder, artifacts, manifest):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        from sonata_aot.loader import _native
+        plain = _native.devices
+        _native.devices = lambda: [plain()[0], {**plain()[1], "major": 8, "minor": 6}]
+        k = loader.load(ARTIFACTS, devices=[1, 0])
+        say([[d["arch"], len(d["binaries"])] for d in k.info()["devices"].values()])
+        """,
+        env={**HOPPER, "SONATA_TEST_CUDA_DEVICES": "2"},
+    )
+    built = Counter(binary["arch"] for binary in manifest["binaries"])
+    assert sorted(outcome.value) == [[arch, built[arch]] for arch in ("sm86", "sm90")]
+    given = Counter(call["sha256"] for call in outcome.named("cuLibraryLoadData"))
+    assert given == Counter({binary["cubin"]["sha256"] for binary in manifest["binaries"]})
+
+
+def test_one_device_after_the_other_in_the_order_of_the_manifest(artifacts):
+    from sonata_aot.loader.fetch import fetch
+
+    found = open_artifacts(artifacts)
+    choices = {
+        device: Choice(arch, "ptx", "", ())
+        for device, arch in ((1, "sm90"), (0, "sm86"), (2, "sm90"))
+    }
+    got = [(device, loaded.binary) for device, loaded in fetch(found, choices, ())]
+    assert got == [
+        (device, binary)
+        for device, choice in choices.items()
+        for binary in found.manifest.binaries
+        if binary.arch == choice.arch
+    ]
