@@ -115,7 +115,7 @@ def flips(one: Run, other: Run) -> str:
     return f"{sum(different)} of {len(different)} steps"
 
 
-def report(each: Run, once: Run, unpatched: Run) -> list[str]:
+def table(each: Run, once: Run, unpatched: Run) -> list[str]:
     """The table of both ways, and of the unpatched stack, and what is told besides."""
     lines = [f"{'':30}{'first token':>14}{'later steps':>14}{'distinct outputs':>18}"]
     for name, run in (
@@ -186,7 +186,7 @@ def main() -> None:
         each = serve(decoder, requests, options.steps, capture_each=True)
         once = serve(decoder, requests, options.steps, capture_each=False)
     print()
-    print("\n".join(report(each, once, unpatched)))
+    print("\n".join(table(each, once, unpatched)))
     if repeats_itself(each) or repeats_itself(once):
         raise SystemExit(
             "the outputs repeat themselves: a graph is empty, or its input is not read"

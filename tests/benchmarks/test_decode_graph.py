@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -46,6 +47,9 @@ class Decoder:
         self.did: list[str] = []
         self.count = 0
         self.logits = torch.zeros(1)
+
+    def warm_up(self) -> None:
+        self.did.append("warm up")
 
     def capture(self) -> None:
         self.did.append("capture")
@@ -117,11 +121,11 @@ def test_a_first_token_has_its_capture_only_where_each_request_captures(
         assert len(found.outputs) == len(found.tokens) == 12
 
 
-def test_the_report(example: ModuleType) -> None:
+def test_the_table(example: ModuleType) -> None:
     each, _ = serve(example, capture_each=True)
     once, _ = serve(example, capture_each=False, flipped=(3, 7))
     unpatched, _ = serve(example, capture_each=False, flipped=(3, 7, 8, 9, 10))
-    title, *rows, captures, flips = example.report(each, once, unpatched)
+    title, *rows, captures, flips = example.table(each, once, unpatched)
     for heading in ("first token", "later steps", "distinct outputs"):
         assert heading in title
     assert [row.split("  ")[0] for row in rows] == [
@@ -137,6 +141,46 @@ def test_the_report(example: ModuleType) -> None:
     assert "2 of 12 steps between the two ways" in flips
     assert "3 of 12 steps unpatched" in flips
     assert not example.repeats_itself(once)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_example_as_a_whole(
+    example: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    frozen: bool,
+) -> None:
+    """Unpatched first, then both ways within the patch; its report comes before the table."""
+    clock, patched = Clock(), []
+    decoder = Decoder(clock, frozen=frozen)
+
+    @contextlib.contextmanager
+    def patch(stack: object) -> Iterator[str]:
+        patched.append(decoder.did[:])
+        yield "what was patched"
+
+    randint = torch.randint
+    fakes = {"load": lambda *given, **named: None, "patch": patch}
+    monkeypatch.setattr(example, "loader", SimpleNamespace(**fakes, SonataError=Exception))
+    monkeypatch.setattr(example, "make", lambda *given, **named: SimpleNamespace(reset=list))
+    monkeypatch.setattr(example, "Decoder", lambda stack, batch: decoder)
+    monkeypatch.setattr(example, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(torch, "randint", lambda high, size, device: randint(high, size))
+    monkeypatch.setattr(
+        "sys.argv", ["decode_graph", "--requests", "2", "--steps", "3", "--batch", "1"]
+    )
+    if frozen:
+        with pytest.raises(SystemExit, match="repeat themselves"):
+            example.main()
+    else:
+        example.main()
+    ((*before,),) = patched
+    assert [what.split()[0] for what in before] == ["warm", "capture", "start", "start"]
+    after = [what.split()[0] for what in decoder.did[len(before) :]]
+    assert after == ["warm", *("capture", "start") * 2, "capture", "start", "start"]
+    printed = capsys.readouterr().out
+    assert printed.startswith("what was patched\n\n")
+    assert "0 of 6 steps between the two ways" in printed
 
 
 def test_a_graph_that_repeats_itself_is_noticed(example: ModuleType) -> None:
