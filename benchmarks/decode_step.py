@@ -20,7 +20,7 @@ from sonata_aot.aot.measure.gemv import LARGE, large_read, reader
 from sonata_aot.artifacts.errors import SonataError
 
 from . import results
-from .options import parse
+from .options import exit_in_one_line, parse
 
 BATCH, LENGTH = 2, 512
 CASE = f"layers={MAMBA_LAYERS}xMamba2+{ATTENTION_LAYERS}xattention batch={BATCH} dtype=bf16"
@@ -85,10 +85,11 @@ def measure(loaded: gpu.Loaded, machine: gpu.Machine, stack: HybridStack) -> dic
 def main() -> None:
     """Measure each architecture named; exit 1 if a figure is above what memory can deliver."""
     options = parse("decode_step", __doc__, ("sm90", "sm86"))
-    machine = gpu.machine()
-    loaded = gpu.load(options.artifacts, options.archs, ("gemv", "read"))
-    stack = make(BATCH, LENGTH)
-    records = [measure(each, machine, stack) for each in loaded]
+    with exit_in_one_line("decode_step"):
+        machine = gpu.machine()
+        loaded = gpu.load(options.artifacts, options.archs, ("gemv", "read"))
+        stack = make(BATCH, LENGTH)
+        records = [measure(each, machine, stack) for each in loaded]
     for record in records:
         ours, theirs = record["ours_us"], record["opponent_us"]
         print(

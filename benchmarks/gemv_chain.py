@@ -21,7 +21,7 @@ from sonata_aot.aot.measure.gemv import LARGE, large_read, reader
 from sonata_aot.artifacts.errors import SonataError
 
 from . import results
-from .options import parse
+from .options import exit_in_one_line, parse
 
 LAYERS, BATCH, MODEL, INNER, PROJECTED = 34, 2, 2048, 4096, 8512
 CASE = (
@@ -131,9 +131,10 @@ def measure(loaded: gpu.Loaded, machine: gpu.Machine) -> dict[str, Any]:
 def main() -> None:
     """Measure each architecture named."""
     options = parse("gemv_chain", __doc__, ("sm90", "sm86"))
-    machine = gpu.machine()
-    loaded = gpu.load(options.artifacts, options.archs, ("gemv", "read"))
-    records = [measure(each, machine) for each in loaded]
+    with exit_in_one_line("gemv_chain"):
+        machine = gpu.machine()
+        loaded = gpu.load(options.artifacts, options.archs, ("gemv", "read"))
+        records = [measure(each, machine) for each in loaded]
     for record in records:
         print(
             f"{record['via']:11} {record['ours_us']:7.1f} us, {record['over_ceiling']:.3f} of "

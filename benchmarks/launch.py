@@ -31,7 +31,7 @@ from sonata_aot.loader.gemv import Gemv
 from sonata_aot.loader.gemv_plan import Plan
 
 from . import first_call, results
-from .options import parse
+from .options import exit_in_one_line, parse
 
 M, N, K = 2, 2048, 2048
 LAUNCHES, ROUNDS = 200, 25
@@ -247,13 +247,11 @@ def measure(loaded: gpu.Loaded, artifacts: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure each architecture named, and how long it takes to be ready."""
     options = parse("launch", __doc__, ("sm90",))
-    try:
+    with exit_in_one_line("launch"):
         gpu.machine()
         with torch.no_grad():
             loaded = gpu.load(options.artifacts, options.archs, ("gemv",))
             records = [one for each in loaded for one in measure(each, options.artifacts)]
-    except SonataError as error:
-        raise SystemExit(f"launch: {error}") from None
     for one in records:
         mode, opponent = one["case"].split()[1].partition("=")[2], one["opponent"]
         bar = BARS[mode if opponent == "cuLaunchKernel" else opponent]

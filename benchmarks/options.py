@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sonata_aot.artifacts.errors import SonataError
 from sonata_aot.artifacts.places import default_artifacts
 
 
@@ -32,3 +34,16 @@ def parse(module: str, doc: str | None, archs: Sequence[str]) -> Options:
     """That command line, where there is no more to tell; `archs` unless others are named."""
     found = make_parser(module, doc).parse_args()
     return Options(found.artifacts, found.archs or list(archs), found.json)
+
+
+@contextlib.contextmanager
+def exit_in_one_line(module: str) -> Iterator[None]:
+    """Exit with one line, and 1, where nothing can be measured: without a GPU, for one.
+
+    Raises:
+        SystemExit: a `SonataError` came out of the block.
+    """
+    try:
+        yield
+    except SonataError as error:
+        raise SystemExit(f"{module}: {error}") from None

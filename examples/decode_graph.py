@@ -17,6 +17,7 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -83,14 +84,18 @@ class Run:
 def serve(decoder: Decoder, requests: list[Tensor], steps: int, *, capture_each: bool) -> Run:
     """Answer the requests one after another."""
     run = Run()
-    if not capture_each:
+
+    def capture(began: float) -> None:
         decoder.capture()
+        run.captures.append(1e3 * (time.perf_counter() - began))
+
+    if not capture_each:
+        capture(time.perf_counter())
     for first in requests:
         torch.cuda.synchronize()
         began = time.perf_counter()
         if capture_each:
-            decoder.capture()
-            run.captures.append(1e3 * (time.perf_counter() - began))
+            capture(began)
         decoder.start(first)
         for number in range(steps):
             stepped = time.perf_counter()
@@ -110,18 +115,58 @@ def flips(one: Run, other: Run) -> str:
     return f"{sum(different)} of {len(different)} steps"
 
 
+def table(each: Run, once: Run, unpatched: Run) -> list[str]:
+    """The table of both ways, and of the unpatched stack, and what is told besides."""
+    lines = [f"{'':30}{'first token':>14}{'later steps':>14}{'distinct outputs':>18}"]
+    for name, run in (
+        ("captured for each request", each),
+        ("captured once", once),
+        ("captured once, unpatched", unpatched),
+    ):
+        lines.append(
+            f"{name:30}{statistics.median(run.first):11.2f} ms{statistics.median(run.steps):11.3f} "
+            f"ms{len(run.outputs):11} of {len(run.tokens)}"
+        )
+    return [
+        *lines,
+        f"a capture takes {statistics.median(each.captures):.2f} ms; captured once, "
+        f"{once.captures[0]:.2f} ms, before the first request",
+        f"token flips: {flips(each, once)} between the two ways, "
+        f"{flips(once, unpatched)} unpatched",
+    ]
+
+
+def repeats_itself(run: Run) -> bool:
+    """Whether there are so few outputs that a graph must be empty, or not read its input."""
+    return len(run.outputs) < len(run.tokens) // 2
+
+
+def _number(least: int, text: str) -> int:
+    number = int(text)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+    return number
+
+
 def main() -> None:
     """Print the table; exit 1 if a graph repeats itself."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m examples.decode_graph")
     parser.add_argument("directory", type=Path, nargs="?", default=None, help="artifacts")
-    parser.add_argument("--requests", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=64, help="tokens of each request")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--mamba-layers", type=int, default=34)
-    parser.add_argument("--attention-layers", type=int, default=12)
+    for name, default, least, meaning in (
+        ("requests", 6, 1, "requests that are answered one after another"),
+        ("steps", 64, 2, "tokens of each request"),
+        ("batch", 2, 1, "sequences of a request; patched projections take up to 8"),
+        ("mamba-layers", 34, 1, "layers of Mamba2"),
+        ("attention-layers", 12, 0, "layers of attention and MLP"),
+    ):
+        kind = partial(_number, least)
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=meaning)
     options = parser.parse_args()
 
-    loader.load(options.directory, allow_ptx=True)
+    try:
+        loader.load(options.directory, allow_ptx=True)
+    except loader.SonataError as error:
+        raise SystemExit(f"decode_graph: {error}") from None
     stack = make(
         options.batch,
         max(options.steps, 4),
@@ -140,23 +185,9 @@ def main() -> None:
         decoder.warm_up()
         each = serve(decoder, requests, options.steps, capture_each=True)
         once = serve(decoder, requests, options.steps, capture_each=False)
-    captured = statistics.median(each.captures)
-    print(f"\n{'':30}{'first token':>14}{'later steps':>14}{'distinct outputs':>18}")
-    steps = options.requests * options.steps
-    for name, run in (
-        ("captured for each request", each),
-        ("captured once", once),
-        ("captured once, unpatched", unpatched),
-    ):
-        print(
-            f"{name:30}{statistics.median(run.first):11.2f} ms{statistics.median(run.steps):11.3f} "
-            f"ms{len(run.outputs):11} of {steps}"
-        )
-    print(f"a capture takes {captured:.2f} ms")
-    print(
-        f"token flips: {flips(each, once)} between the two ways, {flips(once, unpatched)} unpatched"
-    )
-    if min(len(run.outputs) for run in (each, once)) < steps // 2:
+    print()
+    print("\n".join(table(each, once, unpatched)))
+    if repeats_itself(each) or repeats_itself(once):
         raise SystemExit(
             "the outputs repeat themselves: a graph is empty, or its input is not read"
         )

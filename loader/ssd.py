@@ -203,7 +203,7 @@ class ChunkScan:
         return plan
 
     def _gpu(self, device: int) -> Gpu:
-        if not self._gpus:
+        if device not in self._gpus:  # another thread may be entering them
             from . import _native
 
             for found in _native.devices():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from gemv_cases import torch
@@ -77,6 +79,50 @@ def test_known_calls_are_captured_and_follow_changed_inputs(kernels: Kernels, op
             assert close(out, x, weight)
             seen.append(out.clone())
         assert not torch.equal(*seen)
+
+
+def test_graphs_of_one_pool_captured_on_a_thread_follow_changed_inputs(kernels: Kernels, operands):
+    """As a server does it: warm up on a stream, capture on a worker, and replay as requests come.
+
+    Outputs are allocated in the pool that both graphs share, which are replayed in the order of
+    their captures. The second one's first call with its number of rows is within its capture.
+    """
+    x, weight, _ = operands
+    row = torch.randn(1, K, device="cuda", dtype=torch.bfloat16)
+    bound = kernels.gemv.bind(weight)
+    warm = torch.cuda.Stream()
+    warm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm):
+        for _ in range(3):
+            kernels.gemv(x, weight)
+            bound(x)
+    torch.cuda.synchronize()
+
+    def work():
+        pool, found = torch.cuda.graph_pool_handle(), []
+        for given in (x, row):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                made = [kernels.gemv(given, weight), bound(given)]
+            found.append((graph, given, made))
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        captured = thread.submit(work).result()
+    seen = []
+    for _ in range(2):
+        for graph, given, made in captured:
+            given.normal_()
+            for y in made:
+                y.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            for y in made:
+                assert close(y, given, weight)
+                seen.append(y.clone())
+    # Each replay gave other results than the one before it.
+    for one, other in zip(seen[:4], seen[4:], strict=True):
+        assert not torch.equal(one, other)
 
 
 def test_an_output_is_allocated_and_is_another_each_time(kernels: Kernels, operands):

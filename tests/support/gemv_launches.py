@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recording_libcuda import Outcome
 
-# The stand-in's GPU.
+# The stand-in's GPU, unless it is told otherwise.
 PROCESSORS = 132
 STREAM = 0x7F00_1234_5678
 # Parameter blocks, padding written out: four pointers, sizes, three strides, and what is ahead.
@@ -45,6 +45,7 @@ class Call:
     pointers: tuple[int, int, int, int] = (0x1000, 0x100000, 0, 0x8000)
     strides: tuple[int, int, int] | None = None
     device: int = 0
+    processors: int = PROCESSORS
 
 
 def rule(manifest: Mapping[str, Any], call: Call) -> Mapping[str, Any]:
@@ -112,7 +113,7 @@ def _launch(
     """The parameters that rules decide, and the blocks."""
     variant, launch = found["variant"], used["launch"]
     persistent = variant["persistent"] == 1 and launch["blocks_per_sm"] > 0
-    most = PROCESSORS * launch["blocks_per_sm"]
+    most = call.processors * launch["blocks_per_sm"]
     block_rows = math.ceil(call.n / most) if persistent else variant["rows"]
     blocks = math.ceil(call.n / block_rows)
     constant = int(call.bound and call.constant and used["when"]["constant"])
@@ -124,7 +125,7 @@ def _launch(
             ahead_rows = min(block_rows, 32 * variant["warps"], math.ceil(asked / blocks))
             ahead_blocks = blocks
         else:
-            skip = launch["skip_blocks_per_sm"] * PROCESSORS * variant["rows"]
+            skip = launch["skip_blocks_per_sm"] * call.processors * variant["rows"]
             ahead_rows = min(variant["rows"], 32 * variant["warps"])
             ahead_blocks = min(blocks, math.ceil(asked / variant["rows"]))
     address, size = call.upcoming

@@ -16,6 +16,8 @@
 //   SONATA_TEST_CUDA_DELAY    "cuInit=300": these calls take that many milliseconds
 //   SONATA_TEST_CUDA_DEVICES  number of devices (1)
 //   SONATA_TEST_CUDA_CC       their compute capability ("9.0")
+//   SONATA_TEST_CUDA_MULTIPROCESSORS  "132,16": how many each device has, the last number for all
+//                             that follow (132)
 //   SONATA_TEST_CUDA_VERSION  what cuDriverGetVersion reports (13000)
 //   SONATA_TEST_CUDA_CAPTURING  handle of a stream that is being captured, in decimal
 //   SONATA_TEST_CUDA_JITLOG   text for the JIT error log of a load that fails
@@ -87,7 +89,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return call.done(1);
   }
   switch (attribute) {
-    case 16: *value = 132; break;
+    case 16: *value = multiprocessors(device); break;
     case 75: *value = major; break;
     case 76: *value = minor; break;
     case 97: *value = kSharedOptin; break;

@@ -58,6 +58,14 @@ const char *environment(const char *name, const char *otherwise) {
 
 int device_count() { return std::atoi(environment("SONATA_TEST_CUDA_DEVICES", "1")); }
 
+int multiprocessors(int device) {
+  const char *list = environment("SONATA_TEST_CUDA_MULTIPROCESSORS", "132");
+  for (const char *comma; device > 0 && (comma = std::strchr(list, ',')) != nullptr; --device) {
+    list = comma + 1;
+  }
+  return std::atoi(list);
+}
+
 Context current() { return contexts.empty() ? 0 : contexts.back(); }
 
 std::string quoted(const std::string &text) {
