@@ -376,3 +376,25 @@ say([asked, len(slow)])
     assert set(asked) == {1}
     assert python == 3
     assert len(issued(outcome)) == 9
+
+
+def test_what_is_bound_may_be_given_other_strides_in_place(plain_call):
+    """At the same address and of the same sizes, on the shorter way too."""
+    outcome = plain_call(
+        NATIVE
+        + """
+torch.set_grad_enabled(False)
+b = k.gemv.bind(BASE["weight"], BASE["bias"], out=BASE["out"])
+for _ in range(3): b(BASE["x"])
+BASE["weight"].as_strided_((100, 64), (72, 1))
+for _ in range(3): b(BASE["x"])
+BASE["out"].as_strided_((2, 100), (108, 1))
+for _ in range(3): b(BASE["x"])
+BASE["bias"].as_strided_((100,), (2,))
+say(failure(b, BASE["x"]))
+"""
+    )
+    found = [seen(launch)["params"] for launch in issued(outcome)]
+    assert [each["weight_stride"] for each in found] == [64] * 3 + [72] * 6
+    assert [each["out_stride"] for each in found] == [100] * 6 + [108] * 3
+    assert "bias" in outcome.value["message"]
