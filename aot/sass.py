@@ -16,6 +16,8 @@ _INSTRUCTION = re.compile(
 )
 _LABEL = re.compile(r"\s*(\.L_x_\d+):\s*")
 _TARGET = re.compile(r"\.L_x_\d+")
+# Branches through a table, and such as all threads take alike.
+_INDIRECT = ("BRX", "BRXU")
 # Loads and stores of local memory, where spilled registers and indexed arrays live.
 _LOCAL = ("LDL", "STL")
 
@@ -37,8 +39,10 @@ class Instruction:
     @property
     def falls_through(self) -> bool:
         """Whether the next instruction may follow: all but branches and exits in any case."""
-        if self.predicate or self.mnemonic not in ("BRA", "EXIT"):
+        if self.predicate or self.mnemonic not in ("BRA", *_INDIRECT, "EXIT"):
             return True
+        if self.mnemonic in _INDIRECT:
+            return False
         # Before its target a branch may name a predicate, too.
         return self.mnemonic == "BRA" and not self.operands.startswith("`")
 
@@ -50,8 +54,10 @@ def disassembly(cubin: Path) -> str:
         MissingDependency: nvdisasm is not installed.
         BuildError: nvdisasm refused the file.
     """
-    # Without its data-flow analysis, which takes a quarter of the time and adds nothing read here.
-    return run_tool("nvdisasm", "-c", "-ndf", str(cubin))
+    # Without its data-flow analysis, which takes a quarter of the time, and of what is read here
+    # adds only where branches through a table lead.
+    text = run_tool("nvdisasm", "-c", "-ndf", str(cubin))
+    return run_tool("nvdisasm", "-c", str(cubin)) if re.search(r"\bBRXU?\b", text) else text
 
 
 def parse(text: str) -> tuple[Instruction, ...]:
@@ -67,21 +73,24 @@ def parse(text: str) -> tuple[Instruction, ...]:
     )
 
 
-def branches(text: str) -> dict[int, int]:
-    """Where each branch in nvdisasm's output leads, by its address."""
+def branches(text: str) -> dict[int, tuple[int, ...]]:
+    """Where each branch in nvdisasm's output may lead, by its address: through a table, several."""
     labels: dict[str, int] = {}
     waiting: list[str] = []
-    found = {}
+    found: dict[int, list[str]] = {}
     for line in text.splitlines():
         if label := _LABEL.fullmatch(line):
             waiting.append(label[1])
         for instruction in parse(line):
             labels.update(dict.fromkeys(waiting, instruction.address))
             waiting.clear()
-            target = _TARGET.search(instruction.operands)
-            if instruction.mnemonic == "BRA" and target:
-                found[instruction.address] = target[0]
-    return {address: labels[label] for address, label in found.items() if label in labels}
+            if instruction.mnemonic in ("BRA", *_INDIRECT):
+                found[instruction.address] = _TARGET.findall(instruction.operands)
+    places = {
+        address: tuple(labels[target] for target in targets if target in labels)
+        for address, targets in found.items()
+    }
+    return {address: targets for address, targets in places.items() if targets}
 
 
 def loops(text: str) -> list[tuple[int, int]]:
@@ -89,7 +98,9 @@ def loops(text: str) -> list[tuple[int, int]]:
 
     An instruction that branches to itself, as compilers put behind a kernel's end, is none.
     """
-    return [(start, end) for end, start in branches(text).items() if start < end]
+    return [
+        (start, end) for end, starts in branches(text).items() for start in starts if start < end
+    ]
 
 
 def spills(instructions: tuple[Instruction, ...]) -> int:

@@ -97,7 +97,7 @@ def _copies(body: Body) -> bool:
 
 
 def _alternatives(
-    bodies: Sequence[Body], instructions: Body, targets: Mapping[int, int]
+    bodies: Sequence[Body], instructions: Body, targets: Mapping[int, Sequence[int]]
 ) -> list[list[Body]]:
     """Loops in groups, of which a warp takes one each."""
     starts = [body[0].address for body in bodies]
@@ -113,7 +113,7 @@ def _alternatives(
     return list(groups.values())
 
 
-def _reachable(start: int, instructions: Body, targets: Mapping[int, int]) -> set[int]:
+def _reachable(start: int, instructions: Body, targets: Mapping[int, Sequence[int]]) -> set[int]:
     """Addresses that some way from an instruction leads to."""
     places = {item.address: place for place, item in enumerate(instructions)}
     seen: set[int] = set()
@@ -126,8 +126,7 @@ def _reachable(start: int, instructions: Body, targets: Mapping[int, int]) -> se
         place = places[address]
         if instructions[place].falls_through and place + 1 < len(instructions):
             waiting.append(instructions[place + 1].address)
-        if targets.get(address) in places:
-            waiting.append(targets[address])
+        waiting += [target for target in targets.get(address, ()) if target in places]
     return seen
 
 
@@ -147,19 +146,39 @@ class _Ways:
     def __init__(
         self,
         body: Sequence[Instruction],
-        targets: Mapping[int, int],
+        targets: Mapping[int, Sequence[int]],
         found: Sequence[tuple[int, int]],
     ) -> None:
         self._body = body
-        self._places = {item.address: place for place, item in enumerate(body)}
-        self._targets = targets
-        first, last = body[0].address, body[-1].address
-        within = [(start, end) for start, end in found if first < start and end <= last]
-        self._rare = {
-            item.address
-            for item in body
-            if any(start <= item.address <= end for start, end in within)
-        }
+        places = {item.address: place for place, item in enumerate(body)}
+        # Where a way goes on, by place; place 0 ends it.
+        self._next: list[list[int]] = [
+            [
+                *([place + 1] if item.falls_through and place + 1 < len(body) else []),
+                *(places[target] for target in targets.get(item.address, ()) if target in places),
+            ]
+            for place, item in enumerate(body)
+        ]
+        self._rare: set[int] = set()
+        for start, end in found:
+            if start in places and end in places and places[start] > 0:
+                self._rare |= self._loop(places[start], places[end])
+
+    def _loop(self, start: int, end: int) -> set[int]:
+        """What a branch back repeats; nothing, if the code is only not in the order it runs in."""
+        before: dict[int, list[int]] = {}
+        for place, following in enumerate(self._next):
+            for one in following:
+                before.setdefault(one, []).append(place)
+        inside, waiting = {start}, [end]
+        while waiting:
+            place = waiting.pop()
+            if place == 0:
+                return set()  # the end is also reached from outside, so it repeats nothing
+            if place not in inside:
+                inside.add(place)
+                waiting += before.get(place, [])
+        return inside
 
     def cost(
         self, cost: Callable[[Instruction], int], choose: Callable[[float, float], float]
@@ -181,15 +200,29 @@ class _Ways:
         def better(one: float, other: float) -> float:
             return one if math.isnan(other) else other if math.isnan(one) else choose(one, other)
 
-        for place, item in enumerate(self._body):
-            if item.address in closed:
-                continue
-            so_far = before[place] + cost(item)
-            target = self._places.get(self._targets.get(item.address, -1))
-            if target == 0:
-                back = better(back, so_far)
-            elif target is not None and target > place:
-                before[target] = better(before[target], so_far)
-            if item.falls_through:
-                before[place + 1] = better(before[place + 1], so_far)
+        done: set[int] = set()
+        for place in self._order(closed):
+            done.add(place)
+            so_far = before[place] + cost(self._body[place])
+            for following in self._next[place]:
+                if following == 0:
+                    back = better(back, so_far)
+                elif following not in done:
+                    before[following] = better(before[following], so_far)
         return back
+
+    def _order(self, closed: set[int]) -> list[int]:
+        """Places that some way leads to, each after all that lead to it but by repetition."""
+        order: list[int] = []
+        seen = {0, *closed}
+        stack = [(0, iter(self._next[0]))]
+        while stack:
+            place, rest = stack[-1]
+            following = next((one for one in rest if one not in seen), None)
+            if following is None:
+                order.append(place)
+                stack.pop()
+            else:
+                seen.add(following)
+                stack.append((following, iter(self._next[following])))
+        return order[::-1]

@@ -101,7 +101,23 @@ class TestCounting:
 
     def test_branches_lead_to_labels_before_and_behind(self) -> None:
         text = sass("BRA `(.L_x_1)", ".L_x_0:", "NOP", ".L_x_1:", "@P0 BRA `(.L_x_0)", "EXIT")
-        assert branches(text) == {0: 32, 32: 16}
+        assert branches(text) == {0: (32,), 32: (16,)}
+
+    @pytest.mark.parametrize("opcode", ["BRX R2", "BRXU UR4"])
+    def test_branches_through_a_table_lead_to_each_of_its_labels(self, opcode: str) -> None:
+        """As nvdisasm shows them, with code that is not in the order it runs in."""
+        table = f'{opcode} -0x20 (*"BRANCH_TARGETS .L_x_1,.L_x_2,.L_x_3"*)'
+        text = sass(
+            ".L_x_0:",
+            *("NOP", table),
+            *(".L_x_2:", PRODUCT, ".L_x_4:", "BRA `(.L_x_5)"),
+            *(".L_x_1:", "BRA `(.L_x_4)", ".L_x_3:", PRODUCT, PRODUCT, "BRA `(.L_x_4)"),
+            *(".L_x_5:", "@P0 BRA `(.L_x_0)", "EXIT"),
+        )
+        assert branches(text)[16] == (64, 32, 80)
+        assert not parse(text)[1].falls_through
+        tile = counted(text)
+        assert (tile.least.matrix_fmas, tile.most.matrix_fmas) == (0, 4 * 2 * 2048)
 
 
 def walks_of_three(*, apart: bool = True, barrier: str = "NOP") -> str:
