@@ -41,8 +41,6 @@ class Instruction:
         """Whether the next instruction may follow: all but branches and exits in any case."""
         if self.predicate or self.mnemonic not in ("BRA", *_INDIRECT, "EXIT"):
             return True
-        if self.mnemonic in _INDIRECT:
-            return False
         # Before its target a branch may name a predicate, too.
         return self.mnemonic == "BRA" and not self.operands.startswith("`")
 

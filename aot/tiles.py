@@ -159,17 +159,21 @@ class _Ways:
             ]
             for place, item in enumerate(body)
         ]
-        self._rare: set[int] = set()
-        for start, end in found:
-            if start in places and end in places and places[start] > 0:
-                self._rare |= self._loop(places[start], places[end])
-
-    def _loop(self, start: int, end: int) -> set[int]:
-        """What a branch back repeats; nothing, if the code is only not in the order it runs in."""
         before: dict[int, list[int]] = {}
         for place, following in enumerate(self._next):
             for one in following:
                 before.setdefault(one, []).append(place)
+        self._rare: set[int] = set()
+        for start, end in found:
+            if start in places and end in places and places[start] > 0:
+                self._rare |= self._loop(places[start], places[end], before)
+
+    @staticmethod
+    def _loop(start: int, end: int, before: Mapping[int, Sequence[int]]) -> set[int]:
+        """What a branch back repeats; nothing, if the code is only not in the order it runs in.
+
+        `before`: from where a way leads to a place.
+        """
         inside, waiting = {start}, [end]
         while waiting:
             place = waiting.pop()
