@@ -79,7 +79,7 @@ gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.launch $(MEASURED)/default --json $(RESULTS)/launch.json
 	$(BIN)/python -m benchmarks.decode_step $(MEASURED)/all --json $(RESULTS)/decode_step.json
 	$(BIN)/python -m benchmarks.mixed_load $(MEASURED)/default --json $(RESULTS)/mixed_load.json
-	SONATA_AOT_DIR=$(MEASURED)/default $(BIN)/python -m examples.decode_graph
+	$(BIN)/python -m benchmarks.decode_graph $(MEASURED)/default --json $(RESULTS)/decode_graph.json
 	$(BIN)/python -m benchmarks.first_call $(MEASURED)/default --json $(RESULTS)/first_call.json
 	$(call scan,ssd,all,--picture $(MEASURED)/ssd.svg)
 	$(call scan,ssd_first_call,default,--first-call)

@@ -35,6 +35,20 @@ def error(stack: HybridStack, exact: HybridStack, tokens: torch.Tensor) -> float
     return float((found - wanted).norm() / wanted.norm())
 
 
+def binaries(loaded: gpu.Loaded, stack: HybridStack) -> list[str]:
+    """SHA-256 of the binaries that the stack's projections get when it is patched."""
+    linears = [module for module in stack.modules() if isinstance(module, torch.nn.Linear)]
+    shapes = {linear.weight.shape: linear for linear in linears}
+    found = [
+        loaded.kernels.gemv.binary(
+            torch.zeros(BATCH, linear.in_features, device="cuda", dtype=torch.bfloat16),
+            linear.weight,
+        )
+        for linear in shapes.values()
+    ]
+    return sorted({binary.payload(loaded.form).sha256 for binary in found})
+
+
 def measure(loaded: gpu.Loaded, machine: gpu.Machine, stack: HybridStack) -> dict[str, Any]:
     """The record of one architecture."""
     tokens = torch.randint(VOCABULARY, (BATCH,), device="cuda")
@@ -58,15 +72,6 @@ def measure(loaded: gpu.Loaded, machine: gpu.Machine, stack: HybridStack) -> dic
     ceiling = large_read(reader(loaded, machine, sink), LARGE, "cuda", timing.FULL).gbps
     size = stack.weight_bytes()
     timing.require_possible(size, ours, ceiling, f"{CASE} {loaded.via}")
-    linears = [module for module in stack.modules() if isinstance(module, torch.nn.Linear)]
-    shapes = {linear.weight.shape: linear for linear in linears}
-    binaries = [
-        loaded.kernels.gemv.binary(
-            torch.zeros(BATCH, linear.in_features, device="cuda", dtype=torch.bfloat16),
-            linear.weight,
-        )
-        for linear in shapes.values()
-    ]
     return {
         "case": CASE,
         "opponent": "cublas",
@@ -78,7 +83,7 @@ def measure(loaded: gpu.Loaded, machine: gpu.Machine, stack: HybridStack) -> dic
         "over_ceiling": round(ours * ceiling * 1e3 / size, 4),
         "error": ours_error,
         "opponent_error": opponent_error,
-        "binaries": sorted({binary.payload(loaded.form).sha256 for binary in binaries}),
+        "binaries": binaries(loaded, stack),
     }
 
 

@@ -181,7 +181,10 @@ _DOCUMENTS: dict[str, list[Table]] = {
         _of("launch", host_figures.launch_table),
         _of("first_call", host_figures.first_call_table),
     ],
-    "docs/patching.md": [_of("decode_step", host_figures.decode_table)],
+    "docs/patching.md": [
+        _of("decode_step", host_figures.decode_table),
+        _of("decode_graph", host_figures.requests_table),
+    ],
     "docs/ssd.md": [
         _scan("ssd", "SSD scan", ssd_figures.scan_table),
         _scan("ssd", "Errors and extras", ssd_figures.error_table, ssd_figures.extras_table),

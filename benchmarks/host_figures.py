@@ -67,3 +67,25 @@ def decode_table(results: Results) -> list[str]:
             f"| {record['error']:.1e} | {record['opponent_error']:.1e} |"
         )
     return lines
+
+
+def requests_table(results: Results) -> list[str]:
+    """Time to a request's first token, with its own decode graph and with one for all requests."""
+    record = results["records"][0]
+    case = parts(record)
+    lines = [
+        f"{case['requests']} requests of {case['steps']} tokens one after another, by such a stack "
+        f"on one {results['machine']['gpu']}; medians:",
+        "",
+        "| code | first token, captured for each request | captured once | captured once, unpatched | "
+        "a capture | later steps | unpatched |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for record in results["records"]:
+        lines.append(
+            f"| {record['via']} | {record['captured_each_us'] / 1e3:.1f} ms "
+            f"| {record['ours_us'] / 1e3:.2f} ms | {record['opponent_us'] / 1e3:.2f} ms "
+            f"| {record['capture_us'] / 1e3:.1f} ms | {record['step_us'] / 1e3:.2f} ms "
+            f"| {record['opponent_step_us'] / 1e3:.2f} ms |"
+        )
+    return lines

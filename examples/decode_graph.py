@@ -109,14 +109,33 @@ def serve(decoder: Decoder, requests: list[Tensor], steps: int, *, capture_each:
     return run
 
 
-def flips(one: Run, other: Run) -> str:
-    """Where the tokens of two runs differ."""
-    different = [a != b for a, b in zip(one.tokens, other.tokens, strict=True)]
-    return f"{sum(different)} of {len(different)} steps"
+def compare(
+    stack: HybridStack, requests: list[Tensor], steps: int, kernels: loader.Kernels | None = None
+) -> tuple[str, Run, Run, Run]:
+    """What was patched; and both ways, patched, and one graph for all requests, unpatched.
+
+    `kernels` are those that the process loaded first unless others are given.
+    """
+    decoder = Decoder(stack, len(requests[0]))
+    stack.reset()
+    decoder.warm_up()
+    unpatched = serve(decoder, requests, steps, capture_each=False)
+    with loader.patch(stack, kernels) as report:
+        stack.reset()
+        decoder.warm_up()
+        each = serve(decoder, requests, steps, capture_each=True)
+        once = serve(decoder, requests, steps, capture_each=False)
+        return str(report), each, once, unpatched
+
+
+def flips(one: Run, other: Run) -> int:
+    """At how many steps the tokens of two runs differ."""
+    return sum(a != b for a, b in zip(one.tokens, other.tokens, strict=True))
 
 
 def table(each: Run, once: Run, unpatched: Run) -> list[str]:
     """The table of both ways, and of the unpatched stack, and what is told besides."""
+    steps = len(once.tokens)
     lines = [f"{'':30}{'first token':>14}{'later steps':>14}{'distinct outputs':>18}"]
     for name, run in (
         ("captured for each request", each),
@@ -131,8 +150,8 @@ def table(each: Run, once: Run, unpatched: Run) -> list[str]:
         *lines,
         f"a capture takes {statistics.median(each.captures):.2f} ms; captured once, "
         f"{once.captures[0]:.2f} ms, before the first request",
-        f"token flips: {flips(each, once)} between the two ways, "
-        f"{flips(once, unpatched)} unpatched",
+        f"token flips: {flips(each, once)} of {steps} steps between the two ways, "
+        f"{flips(once, unpatched)} of {steps} steps unpatched",
     ]
 
 
@@ -176,15 +195,8 @@ def main() -> None:
     requests = [
         torch.randint(VOCABULARY, (options.batch,), device="cuda") for _ in range(options.requests)
     ]
-    decoder = Decoder(stack, options.batch)
-    decoder.warm_up()
-    unpatched = serve(decoder, requests, options.steps, capture_each=False)
-    with loader.patch(stack) as report:
-        print(report)
-        stack.reset()
-        decoder.warm_up()
-        each = serve(decoder, requests, options.steps, capture_each=True)
-        once = serve(decoder, requests, options.steps, capture_each=False)
+    report, each, once, unpatched = compare(stack, requests, options.steps)
+    print(report)
     print()
     print("\n".join(table(each, once, unpatched)))
     if repeats_itself(each) or repeats_itself(once):

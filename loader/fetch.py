@@ -1,6 +1,9 @@
 """Reads the chosen binaries and gives machine code to the driver, several at a time.
 
-Most of that is waiting for the disk, a hash or the GPU, and leaves the GIL to others.
+Most of that is waiting for the disk, a hash or the GPU, and leaves the GIL to others. The driver's
+part has two halves of about the same length: it takes a library apart, any number of them at once,
+and it brings a kernel to the device, one at a time whoever asks. So helpers read files and load
+libraries, and the caller has their kernels brought.
 """
 
 from __future__ import annotations
@@ -9,17 +12,18 @@ import contextlib
 import contextvars
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 
 from ..artifacts.choose import Choice
 from ..artifacts.manifest import Binary, Form, Payload
 from ..artifacts.store import ArtifactSet
 from .library import Loaded
 
-# Threads besides the caller's. With 3 the 156 files for an H200 take 12 to 18 ms, with 2 16 to 18,
-# with 1 20, and with none 20 to 26.
-_HELPERS = 3
-# By place in the result: a device and what is loaded on it.
-_Found = dict[int, tuple[int, Loaded]]
+# Threads besides the caller's. With 2 load() of the 156 files for an H200 took 22 to 28 ms in five
+# processes, with 3 23 to 30, with 1 23 to 33, with 5 25 to 34: threads wait for one another's GIL.
+_HELPERS = 2
+# A file, and each use of it with its place in the result.
+_File = tuple[Payload, list[tuple[int, Binary, int, Form]]]
 
 
 def fetch(
@@ -46,51 +50,79 @@ class _Fetch:
         self._artifacts = artifacts
         self._preload = preload
         self._declarations = {item.name: item for item in artifacts.manifest.kernels}
-        # By digest: a file, and each use of it with its place in the result.
-        self._files: dict[str, tuple[Payload, list[tuple[int, Binary, int, Form]]]] = {}
+        # By place in the result: a device and what is loaded on it.
+        self._found: dict[int, tuple[int, Loaded]] = {}
+        # What the driver has the library of, but not yet the kernel; None from a helper that ends.
+        self._halfway: SimpleQueue[Loaded | None] = SimpleQueue()
         self._failed = False
+        files: dict[str, _File] = {}
         place = 0
         for device, choice in choices.items():
             for binary in artifacts.manifest.binaries:
                 if binary.arch == choice.arch:
                     payload = binary.payload(choice.form)
-                    _, uses = self._files.setdefault(payload.sha256, (payload, []))
+                    _, uses = files.setdefault(payload.sha256, (payload, []))
                     uses.append((place, binary, device, choice.form))
                     place += 1
+        # Each file goes to whoever is free.
+        self._files: Iterator[_File] = iter(list(files.values()))
 
     def run(self) -> list[tuple[int, Loaded]]:
-        # Each file goes to whoever is free.
-        files = iter(list(self._files.values()))
-        helpers: list[Future[_Found]] = []
+        helpers: list[Future[None]] = []
         with ThreadPoolExecutor(_HELPERS, "sonata-aot-load") as pool:
             try:
                 with contextlib.suppress(RuntimeError):  # this process may have no more threads
                     for _ in range(_HELPERS):
                         # What the caller allows untrusted, its helpers do.
                         context = contextvars.copy_context()
-                        helpers.append(pool.submit(context.run, self._take, files))
-                found = self._take(files)
+                        helpers.append(pool.submit(context.run, self._help))
+                self._finish(len(helpers))
             except BaseException:
                 self._failed = True  # so that nobody begins with another file
                 raise
         for helper in helpers:
-            found |= helper.result()
-        return [found[place] for place in range(len(found))]
+            helper.result()
+        return [self._found[place] for place in range(len(self._found))]
 
-    def _take(self, files: Iterator[tuple[Payload, list[tuple[int, Binary, int, Form]]]]) -> _Found:
-        found: _Found = {}
+    def _help(self) -> None:
         try:
-            for payload, uses in files:
+            for file in self._files:
                 if self._failed:
                     break
-                image = self._artifacts.read(payload)
-                for place, binary, device, form in uses:
-                    declaration = self._declarations[binary.kernel]
-                    loaded = Loaded(binary, declaration, image, form, device)
-                    if form == "cubin" or binary.kernel in self._preload:
-                        loaded.kernel()
-                    found[place] = device, loaded
+                self._read(file)
         except BaseException:
             self._failed = True  # so that the other threads stop, too
             raise
-        return found
+        finally:
+            self._halfway.put(None)
+
+    def _read(self, file: _File) -> None:
+        payload, uses = file
+        image = self._artifacts.read(payload)
+        for place, binary, device, form in uses:
+            declaration = self._declarations[binary.kernel]
+            loaded = Loaded(binary, declaration, image, form, device)
+            self._found[place] = device, loaded
+            if form == "cubin":
+                loaded.library()
+                self._halfway.put(loaded)
+            elif binary.kernel in self._preload:
+                loaded.kernel()  # compiled, by as many threads as there are
+
+    def _finish(self, helpers: int) -> None:
+        """Resolve kernels as helpers load their libraries; read files as long as there are none."""
+        while not self._failed:
+            try:
+                loaded = self._halfway.get_nowait()
+            except Empty:
+                file = next(self._files, None)
+                if file is not None:
+                    self._read(file)
+                    continue
+                if helpers < 1:  # one that could not be started may still be run by another
+                    return
+                loaded = self._halfway.get()
+            if loaded is None:
+                helpers -= 1
+            else:
+                loaded.kernel()

@@ -39,20 +39,47 @@ class Loaded:
         self._image = image
         self._form: Form = form
         self._device = device
+        self._library: Library | None = None
         self._kernel: Kernel | None = None
         self._pack = declaration.pack
         self._waits_by_itself = declaration.is_programmatic(binary.variant)
         self._scalars = declaration.integers
 
-    def kernel(self) -> Kernel:
-        """The driver's kernel, loaded at the first call.
+    def library(self) -> Library:
+        """What the driver makes of the bytes, given to it at the first call.
 
         Raises:
-            DriverError: the driver refused the bytes.
+            DriverError: the driver refused them.
+            ForkedProcess: in a child of the process that loaded the driver.
+        """
+        if self._library is None:
+            from . import _native
+
+            key = self.binary.payload(self._form).sha256, self._device
+            with _locks.setdefault(key, threading.Lock()):
+                library = _loaded.get(key)
+                if library is None:
+                    library = _native.load(
+                        self._image, self.binary.label, self._device, ptx=self._form == "ptx"
+                    )
+                    _loaded[key] = library
+            self._library = library
+        return self._library
+
+    def kernel(self) -> Kernel:
+        """The driver's kernel, brought to the device at the first call.
+
+        Raises:
+            DriverError: the driver refused the bytes, or has no room for the kernel.
             ForkedProcess: in a child of the process that loaded the driver.
         """
         if self._kernel is None:
-            self._kernel = self._load()
+            began = time.perf_counter()
+            kernel = self.library().kernel(self.binary.entry, self.binary.shared_bytes)
+            if self._form == "ptx":
+                took = 1e3 * (time.perf_counter() - began)
+                logger.info("the driver took PTX of %s in %.1f ms", self.binary.label, took)
+            self._kernel = kernel
         return self._kernel
 
     def launch(self, stream: int, *arguments: int | float, programmatic: bool = False) -> None:
@@ -107,25 +134,6 @@ class Loaded:
             f"{problem}",
             remedy="pass sizes and strides within the kernel's integer types",
         )
-
-    def _load(self) -> Kernel:
-        from . import _native
-
-        payload = self.binary.payload(self._form)
-        began = time.perf_counter()
-        key = payload.sha256, self._device
-        with _locks.setdefault(key, threading.Lock()):
-            library = _loaded.get(key)
-            if library is None:
-                library = _native.load(
-                    self._image, self.binary.label, self._device, ptx=self._form == "ptx"
-                )
-                _loaded[key] = library
-        kernel = library.kernel(self.binary.entry, self.binary.shared_bytes)
-        if self._form == "ptx":
-            took = 1e3 * (time.perf_counter() - began)
-            logger.info("the driver took PTX of %s in %.1f ms", self.binary.label, took)
-        return kernel
 
 
 class Table:

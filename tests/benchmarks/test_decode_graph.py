@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from sonata_aot.artifacts.errors import SonataError
+
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds of the clock that each thing takes.
 CAPTURE, START, STEP = 0.1, 0.01, 0.001
@@ -155,7 +157,8 @@ def test_the_example_as_a_whole(
     decoder = Decoder(clock, frozen=frozen)
 
     @contextlib.contextmanager
-    def patch(stack: object) -> Iterator[str]:
+    def patch(stack: object, kernels: object) -> Iterator[str]:
+        assert kernels is None  # the process's own
         patched.append(decoder.did[:])
         yield "what was patched"
 
@@ -187,3 +190,42 @@ def test_a_graph_that_repeats_itself_is_noticed(example: ModuleType) -> None:
     found, _ = serve(example, capture_each=False, frozen=True)
     assert len(found.outputs) == 1
     assert example.repeats_itself(found)
+
+
+def test_what_is_recorded(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import decode_graph as bench
+
+    each, _ = serve(example, capture_each=True)
+    once, _ = serve(example, capture_each=False, flipped=(3, 7))
+    unpatched, _ = serve(example, capture_each=False, flipped=(3, 7, 8, 9, 10))
+    runs, asked = {"runs": (each, once, unpatched)}, []
+
+    def compare(*given: Any) -> tuple[Any, ...]:
+        asked.append(given)
+        return "what was patched", *runs["runs"]
+
+    randint = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda high, size, device: randint(high, size))
+    monkeypatch.setattr(example, "compare", compare)
+    monkeypatch.setattr(bench, "binaries", lambda loaded, stack: ["0" * 64])
+    loaded: Any = SimpleNamespace(kernels="these", via="sm90-cubin")
+    found = bench.measure(loaded, "a stack")  # type: ignore[arg-type]
+    ((stack, requests, steps, kernels),) = asked
+    assert (stack, len(requests), steps, kernels) == ("a stack", 6, 64, "these")
+    assert requests[0].shape == (2,)
+    times = {name: value for name, value in found.items() if name.endswith("_us")}
+    assert times == {
+        "ours_us": 11_000.0,
+        "opponent_us": 11_000.0,
+        "captured_each_us": 111_000.0,
+        "capture_us": 100_000.0,
+        "step_us": 1_000.0,
+        "opponent_step_us": 1_000.0,
+    }
+    assert (found["outputs"], found["flips"], found["opponent_flips"]) == (12, 2, 3)
+    assert (found["via"], found["binaries"]) == ("sm90-cubin", ["0" * 64])
+    frozen, _ = serve(example, capture_each=False, frozen=True)
+    for place in range(3):
+        runs["runs"] = (*(each, once, unpatched)[:place], frozen, *(once,) * (2 - place))
+        with pytest.raises(SonataError, match="1 outputs of 12 steps"):
+            bench.measure(loaded, "a stack")  # type: ignore[arg-type]

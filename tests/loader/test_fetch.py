@@ -44,13 +44,13 @@ def test_several_threads_give_binaries_to_the_driver(recorder, artifacts, manife
         env=HOPPER,
     )
     threads, left, binaries = outcome.value
-    assert threads == 4
+    assert threads == 3
     assert left == 1
     assert binaries == sum(binary["arch"] == "sm90" for binary in manifest["binaries"])
     assert {call["sha256"] for call in outcome.named("cuLibraryLoadData")} == digests(manifest)
 
 
-@pytest.mark.parametrize("first_that_fails", [0, 2])
+@pytest.mark.parametrize("first_that_fails", [0, 1])
 def test_where_no_more_threads_may_be_had(recorder, artifacts, manifest, first_that_fails):
     outcome = recorder.loader(
         artifacts,
@@ -101,21 +101,92 @@ def test_one_damaged_file_is_found_wherever_it_is(recorder, artifacts, manifest,
     assert digest not in {call["sha256"] for call in outcome.named("cuLibraryLoadData")}
 
 
-def test_what_the_driver_refuses_is_named(recorder, artifacts):
+@pytest.mark.parametrize("call", ["cuLibraryLoadData", "cuKernelGetFunction"])
+def test_what_the_driver_refuses_is_named(recorder, artifacts, call):
     outcome = recorder.loader(
         artifacts,
-        """
+        f"""
+        import threading
         from sonata_aot.artifacts.errors import DriverError
-        os.environ["SONATA_TEST_CUDA_FAIL"] = "cuLibraryLoadData=209"
+        os.environ["SONATA_TEST_CUDA_FAIL"] = "{call}=209"
         try:
             loader.load(ARTIFACTS, devices=[0])
         except DriverError as error:
-            say(str(error))
+            say([str(error), threading.active_count()])
         """,
         env=HOPPER,
     )
-    assert "cuLibraryLoadData" in outcome.value
-    assert "sm90" in outcome.value
+    message, threads = outcome.value
+    assert call in message
+    assert "sm90" in message
+    assert threads == 1
+
+
+def test_the_caller_has_kernels_brought_while_helpers_load_libraries(recorder, artifacts, manifest):
+    outcome = recorder.loader(
+        artifacts,
+        """
+        import threading
+        from sonata_aot.loader import _native
+        main, plain, brought = threading.main_thread(), _native.load, threading.Event()
+        helped, bringing = [], []
+
+        class Library:
+            def __init__(self, plain):
+                self.plain = plain
+
+            def kernel(self, *given):
+                bringing.append(threading.current_thread() is main)
+                brought.set()
+                return self.plain.kernel(*given)
+
+        def load(*given, **named):
+            if threading.current_thread() is not main:
+                # A helper's second library waits for the kernel of one before.
+                assert not helped or brought.wait(20)
+                helped.append(1)
+            return Library(plain(*given, **named))
+
+        _native.load = load
+        loader.load(ARTIFACTS, devices=[0])
+        say([len(helped), bringing])
+        """,
+        env=HOPPER,
+    )
+    helped, by_the_caller = outcome.value
+    assert helped > 1
+    assert by_the_caller == [True] * len(digests(manifest))
+
+
+@pytest.mark.parametrize("error", ["MemoryError", "KeyboardInterrupt"])
+def test_a_helper_that_fails_when_the_caller_waits(recorder, artifacts, error):
+    outcome = recorder.loader(
+        artifacts,
+        f"""
+        import threading
+        from sonata_aot.loader import _native, fetch
+        main, plain, waiting = threading.main_thread(), _native.load, threading.Event()
+
+        class Queue(fetch.SimpleQueue):
+            def get(self):
+                waiting.set()
+                return super().get()
+
+        def load(*given, **named):
+            if threading.current_thread() is not main:
+                assert waiting.wait(20)
+                raise {error}("here")
+            return plain(*given, **named)
+
+        fetch.SimpleQueue, _native.load = Queue, load
+        try:
+            loader.load(ARTIFACTS, devices=[0])
+        except {error} as error:
+            say([str(error), threading.active_count()])
+        """,
+        env=HOPPER,
+    )
+    assert outcome.value == ["here", 1]
 
 
 def test_loads_at_once_give_each_binary_to_the_driver_once(recorder, artifacts, manifest):
@@ -178,18 +249,20 @@ def test_the_collection_of_cycles_is_as_before(recorder, artifacts, enabled, fai
 HELPERS_FIRST = """
 import threading
 from sonata_aot.loader import fetch
-plain_take, others_done = fetch._Fetch._take, threading.Semaphore(0)
+plain_help, plain_finish = fetch._Fetch._help, fetch._Fetch._finish
+others_done = threading.Semaphore(0)
 
-def take(self, files):
-    if threading.current_thread() is threading.main_thread():
-        assert all(others_done.acquire(timeout=20) for _ in range(fetch._HELPERS))
-        return plain_take(self, files)
+def help(self):
     try:
-        return plain_take(self, files)
+        return plain_help(self)
     finally:
         others_done.release()
 
-fetch._Fetch._take = take
+def finish(self, helpers):
+    assert all(others_done.acquire(timeout=20) for _ in range(helpers))
+    return plain_finish(self, helpers)
+
+fetch._Fetch._help, fetch._Fetch._finish = help, finish
 """
 
 
@@ -248,7 +321,7 @@ except {error} as error:
         env=HOPPER,
     )
     assert outcome.value == ["here", 1]
-    assert len(outcome.named("cuLibraryLoadData")) == 2
+    assert len(outcome.named("cuLibraryLoadData")) == 1
 
 
 def test_an_interrupt_while_helpers_are_started(recorder, artifacts):
