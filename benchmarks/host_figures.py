@@ -77,8 +77,8 @@ def requests_table(results: Results) -> list[str]:
         f"{case['requests']} requests of {case['steps']} tokens one after another, by such a stack "
         f"on one {results['machine']['gpu']}; medians:",
         "",
-        "| code | first token, captured for each request | captured once | captured once, unpatched | "
-        "a capture | later steps | unpatched |",
+        "| code | first token, captured for each request | captured once | the same unpatched "
+        "| a capture | later steps | unpatched |",
         "|---|---|---|---|---|---|---|",
     ]
     for record in results["records"]:
