@@ -37,7 +37,7 @@ class Loaded:
         self.binary = binary
         self.declaration = declaration
         self._image = image
-        self.form: Form = form
+        self._form: Form = form
         self._device = device
         self._library: Library | None = None
         self._kernel: Kernel | None = None
@@ -55,12 +55,12 @@ class Loaded:
         if self._library is None:
             from . import _native
 
-            key = self.binary.payload(self.form).sha256, self._device
+            key = self.binary.payload(self._form).sha256, self._device
             with _locks.setdefault(key, threading.Lock()):
                 library = _loaded.get(key)
                 if library is None:
                     library = _native.load(
-                        self._image, self.binary.label, self._device, ptx=self.form == "ptx"
+                        self._image, self.binary.label, self._device, ptx=self._form == "ptx"
                     )
                     _loaded[key] = library
             self._library = library
@@ -76,7 +76,7 @@ class Loaded:
         if self._kernel is None:
             began = time.perf_counter()
             kernel = self.library().kernel(self.binary.entry, self.binary.shared_bytes)
-            if self.form == "ptx":
+            if self._form == "ptx":
                 took = 1e3 * (time.perf_counter() - began)
                 logger.info("the driver took PTX of %s in %.1f ms", self.binary.label, took)
             self._kernel = kernel
