@@ -5,7 +5,7 @@
 The process has torch imported and its CUDA context up; timed are `load()`, the first
 `kernels.gemv` and the first scan, each synchronised. PTX is measured twice: with an empty driver
 cache, and in the next process, which finds it filled. Afterwards no compiler may have been
-imported.
+imported. Beside machine code stands what the driver takes for it alone (`bare_driver`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sonata_aot.aot.measure import gpu
+
 from . import results
-from .options import parse
+from .options import exit_in_one_line, parse
 
 # Modules that would mean a compiler in the process.
 FORBIDDEN = ("cutlass", "triton", "tvm_ffi", "torch._dynamo")
@@ -83,15 +85,32 @@ def run_child(artifacts: Path, arch: str, cache: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def run_bare(artifacts: Path, arch: str) -> float:
+    """Milliseconds of the driver's calls alone, in a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bare_driver", str(artifacts), arch],
+        cwd=results.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"the driver's calls failed:\n{done.stderr}")
+    return json.loads(done.stdout)["driver_ms"]
+
+
 def measure(artifacts: Path, arch: str) -> list[dict[str, Any]]:
     """Records of one architecture: `cache=cold` and `cache=warm` for PTX, one for cubins."""
     runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+    bare: list[float] = []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as cache:
             runs["cold"].append(run_child(artifacts, arch, cache))
             # Machine code needs no cache: the second run would be the same measurement.
             if runs["cold"][0]["form"] == "ptx":
                 runs["warm"].append(run_child(artifacts, arch, cache))
+            else:
+                bare.append(run_bare(artifacts, arch))
     form = runs["cold"][0]["form"]
     groups = {"": runs["cold"]} if form == "cubin" else runs
     found = []
@@ -105,6 +124,7 @@ def measure(artifacts: Path, arch: str) -> list[dict[str, Any]]:
             record[name] = round(statistics.median(run[name] for run in group), 2)
         total = statistics.median(sum(run[name] for name in _TIMES) for run in group)
         record |= {"ours_us": round(1e3 * total, 1), "opponent_us": None}
+        record["driver_ms"] = round(statistics.median(bare), 2) if bare else None
         record |= {"error": max(run["error"] for run in group), "opponent_error": None}
         record["compilers"] = sorted({name for run in group for name in run["compilers"]})
         record["binaries"] = group[0]["binaries"]
@@ -115,13 +135,16 @@ def measure(artifacts: Path, arch: str) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure each architecture named; exit 1 if a compiler was imported."""
     options = parse("first_call", __doc__, ("sm90", "sm86"))
+    with exit_in_one_line("first_call"):
+        gpu.machine()
     found = [record for arch in options.archs for record in measure(options.artifacts, arch)]
     for record in found:
         print(
             f"{record['via']:11} {record['case']:24} import {record['import_ms']:7.2f} ms  load "
             f"{record['load_ms']:7.2f} ms  first gemv {record['first_gemv_ms']:7.2f} ms  "
             f"first scan {record['first_scan_ms']:7.2f} ms  "
-            f"total {record['ours_us'] / 1e3:7.2f} ms  compilers {record['compilers']}"
+            f"total {record['ours_us'] / 1e3:7.2f} ms  the driver alone {record['driver_ms']} ms  "
+            f"compilers {record['compilers']}"
         )
     if options.json:
         results.write(options.json, found, options.artifacts)

@@ -20,6 +20,8 @@ from sonata_aot.aot.measure import ssd_operands
 from sonata_aot.aot.measure.ssd_shapes import Shape
 from sonata_aot.artifacts.places import default_artifacts
 
+from .options import exit_in_one_line
+
 LAUNCHES = 4
 
 
@@ -50,7 +52,8 @@ def main() -> None:
     of_scan = kinds.add_parser("scan")
     of_scan.add_argument("--shape", type=Shape.parse, default=Shape(2, 2048))
     options = parser.parse_args()
-    kernels = loader.load(options.artifacts, arch=options.arch, allow_ptx=True)
+    with exit_in_one_line("profiled"):
+        kernels = loader.load(options.artifacts, arch=options.arch, allow_ptx=True)
     if options.kernel == "gemv":
         gemv(kernels, options.m, options.n, options.k)
     else:

@@ -14,17 +14,20 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from sonata_aot.aot.measure import gpu
 from sonata_aot.artifacts import open_artifacts
 from sonata_aot.artifacts.places import default_artifacts
 from sonata_aot.kernels import builtin
 
 from . import results
+from .options import exit_in_one_line
 
 # What each tool is told, the tests that it runs, and more environment.
 TOOLS: dict[str, tuple[list[str], str, dict[str, str]]] = {
@@ -49,11 +52,14 @@ def run(tool: str, artifacts: Path, limit: float | None) -> tuple[int, int]:
     """Errors that a tool found, and tests that ran under it.
 
     Raises:
-        SystemExit: a test failed, the tool did not report, or not within `limit` seconds.
+        SystemExit: there is no such tool, a test failed, or the tool did not report, or not within
+            `limit` seconds.
     """
     options, tests, more = TOOLS[tool]
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, "tests/gpu"]
     plugins = ["--noconftest", "-p", "tests.gpu.conftest"]
+    if shutil.which("compute-sanitizer") is None:
+        raise SystemExit("no compute-sanitizer on PATH: it comes with the CUDA toolkit")
     with subprocess.Popen(
         ["compute-sanitizer", "--tool", tool, *options, sys.executable, *pytest, *plugins],
         env={**os.environ, "SONATA_AOT_DIR": str(artifacts), **more},
@@ -82,7 +88,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--limit", type=float, help="seconds that each tool may take")
     options = parser.parse_args()
-    manifest = open_artifacts(options.artifacts).manifest
+    with exit_in_one_line("sanitizer"):
+        gpu.machine()
+        manifest = open_artifacts(options.artifacts).manifest
     records: list[dict[str, Any]] = []
     failures: list[str] = []
     for tool in TOOLS:

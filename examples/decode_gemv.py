@@ -71,7 +71,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2, help="rows of x: sequences, 1 to 8")
     options = parser.parse_args()
 
-    kernels = loader.load(options.directory, allow_ptx=True)
+    try:
+        kernels = loader.load(options.directory, allow_ptx=True)
+    except loader.SonataError as error:
+        raise SystemExit(f"decode_gemv: {error}") from None
     weights = [
         torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
         for _ in range(options.layers)

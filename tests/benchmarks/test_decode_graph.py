@@ -87,14 +87,6 @@ def serve(example: ModuleType, *, capture_each: bool, **options: Any) -> tuple[A
         return example.serve(decoder, requests, 4, capture_each=capture_each), decoder
 
 
-def test_without_a_gpu_it_says_so_in_a_line() -> None:
-    done = run()
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (1, "")
-    assert line.startswith("decode_graph: ")
-    assert "no CUDA device" in line
-
-
 def test_numbers_of_which_nothing_can_be_reported_are_refused() -> None:
     """The first step and later ones need two."""
     for option, wrong in (("steps", "1"), ("requests", "0"), ("batch", "0"), ("mamba-layers", "x")):

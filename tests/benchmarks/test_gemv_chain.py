@@ -111,11 +111,6 @@ def test_each_gemv_reads_the_result_before_it(chain: ModuleType) -> None:
     assert made.error() == pytest.approx(1.0, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["gemv_chain", "decode_step", "decode_graph"])
-def test_without_a_gpu_it_says_so(refused_without_gpu: Callable[[str], None], name: str) -> None:
-    refused_without_gpu(name)
-
-
 def test_other_bits_and_impossible_times_are_refused(
     chain: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

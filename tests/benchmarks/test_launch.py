@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -75,7 +74,3 @@ def test_a_compiler_that_is_missing_or_fails_is_named(
         monkeypatch.setenv("CC", compiler)
         with pytest.raises(SonataError, match=words):
             launch.compiled(tmp_path)
-
-
-def test_without_a_gpu_it_says_so(refused_without_gpu: Callable[[str], None]) -> None:
-    refused_without_gpu("launch")

@@ -296,7 +296,3 @@ def test_when_the_hosts_memory_is_flat(mixed: ModuleType):
         mixed.require_flat(samples(mixed, *[100 + i * 0.2 for i in range(25)], seconds=45))
     with pytest.raises(mixed.LoadFailure, match="3 samples are too few"):
         mixed.require_flat(samples(mixed, 1, 1, 1))
-
-
-def test_without_a_gpu_it_says_so(refused_without_gpu: Callable[[str], None]) -> None:
-    refused_without_gpu("mixed_load")

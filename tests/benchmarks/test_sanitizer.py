@@ -31,6 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, racecheck:
     tool.write_text(TOOL.format(racecheck=racecheck))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sanitizer.gpu, "machine", lambda: None)
     found: list[Any] = []
     monkeypatch.setattr(results, "write", lambda path, records, artifacts: found.extend(records))
     arguments = ["sanitizer", str(built), "--json", str(tmp_path / "out.json"), "--limit", "2"]
