@@ -35,7 +35,8 @@ def measure(loaded: gpu.Loaded, stack: HybridStack) -> dict[str, Any]:
     """
     requests = [torch.randint(VOCABULARY, (BATCH,), device="cuda") for _ in range(REQUESTS)]
     kernels: Any = loaded.kernels
-    _, each, once, unpatched = decode_graph.compare(stack, requests, STEPS, kernels)
+    report, each, once, unpatched = decode_graph.compare(stack, requests, STEPS, kernels)
+    print(report)
     for run in (each, once, unpatched):
         if decode_graph.repeats_itself(run):
             raise SonataError(

@@ -79,19 +79,21 @@ def requests_table(results: Results) -> list[str]:
     """Time to a request's first token, with its own decode graph and with one for all requests."""
     record = results["records"][0]
     case = parts(record)
+    steps = int(case["requests"]) * int(case["steps"])
     lines = [
         f"{case['requests']} requests of {case['steps']} tokens one after another, by such a stack "
         f"on one {results['machine']['gpu']}; medians:",
         "",
         "| code | first token, captured for each request | captured once | the same unpatched "
-        "| a capture | later steps | unpatched |",
-        "|---|---|---|---|---|---|---|",
+        "| a capture | later steps | unpatched | steps with other tokens than unpatched |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for record in results["records"]:
         lines.append(
             f"| {record['via']} | {record['captured_each_us'] / 1e3:.1f} ms "
             f"| {record['ours_us'] / 1e3:.2f} ms | {record['opponent_us'] / 1e3:.2f} ms "
             f"| {record['capture_us'] / 1e3:.1f} ms | {record['step_us'] / 1e3:.2f} ms "
-            f"| {record['opponent_step_us'] / 1e3:.2f} ms |"
+            f"| {record['opponent_step_us'] / 1e3:.2f} ms "
+            f"| {record['opponent_flips']} of {steps} |"
         )
     return lines

@@ -3,7 +3,7 @@
 Most of that is waiting for the disk, a hash or the GPU, and leaves the GIL to others. The driver's
 part has two halves of about the same length: it takes a library apart, any number of them at once,
 and it brings a kernel to the device, one at a time whoever asks. So helpers read files and load
-libraries, and the caller has their kernels brought.
+libraries, and the caller has their kernels brought, and does as they do while there are none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
 from ..artifacts.choose import Choice
@@ -19,8 +19,8 @@ from ..artifacts.manifest import Binary, Form, Payload
 from ..artifacts.store import ArtifactSet
 from .library import Loaded
 
-# Threads besides the caller's. With 2 load() of the 156 files for an H200 took 22 to 28 ms in five
-# processes, with 3 23 to 30, with 1 23 to 33, with 5 25 to 34: threads wait for one another's GIL.
+# Threads besides the caller's. In five fresh processes each, in turn, load() of the 156 files for
+# an H200 took 22 to 28 ms with 2, 23 to 30 with 3, 23 to 37 with 1, and 25 to 34 with 5.
 _HELPERS = 2
 # A file, and each use of it with its place in the result.
 _File = tuple[Payload, list[tuple[int, Binary, int, Form]]]
@@ -55,6 +55,7 @@ class _Fetch:
         # What the driver has the library of, but not yet the kernel; None from a helper that ends.
         self._halfway: SimpleQueue[Loaded | None] = SimpleQueue()
         self._failed = False
+        self._error: BaseException | None = None  # a helper's
         files: dict[str, _File] = {}
         place = 0
         for device, choice in choices.items():
@@ -64,25 +65,28 @@ class _Fetch:
                     _, uses = files.setdefault(payload.sha256, (payload, []))
                     uses.append((place, binary, device, choice.form))
                     place += 1
+        self._places = place
         # Each file goes to whoever is free.
         self._files: Iterator[_File] = iter(list(files.values()))
 
     def run(self) -> list[tuple[int, Loaded]]:
-        helpers: list[Future[None]] = []
+        helpers = 0
         with ThreadPoolExecutor(_HELPERS, "sonata-aot-load") as pool:
             try:
                 with contextlib.suppress(RuntimeError):  # this process may have no more threads
                     for _ in range(_HELPERS):
                         # What the caller allows untrusted, its helpers do.
-                        context = contextvars.copy_context()
-                        helpers.append(pool.submit(context.run, self._help))
-                self._finish(len(helpers))
+                        pool.submit(contextvars.copy_context().run, self._help)
+                        helpers += 1
+                self._finish(helpers)
             except BaseException:
                 self._failed = True  # so that nobody begins with another file
                 raise
-        for helper in helpers:
-            helper.result()
-        return [self._found[place] for place in range(len(self._found))]
+        if self._error is not None:
+            raise self._error
+        # A helper may have begun though it was said that it could not be started.
+        self._finish(0)
+        return [self._found[place] for place in range(self._places)]
 
     def _help(self) -> None:
         try:
@@ -90,9 +94,9 @@ class _Fetch:
                 if self._failed:
                     break
                 self._read(file)
-        except BaseException:
+        except BaseException as error:
+            self._error = error
             self._failed = True  # so that the other threads stop, too
-            raise
         finally:
             self._halfway.put(None)
 
@@ -119,7 +123,7 @@ class _Fetch:
                 if file is not None:
                     self._read(file)
                     continue
-                if helpers < 1:  # one that could not be started may still be run by another
+                if helpers < 1:  # or less, as above
                     return
                 loaded = self._halfway.get()
             if loaded is None:

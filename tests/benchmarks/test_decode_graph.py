@@ -184,12 +184,30 @@ def test_a_graph_that_repeats_itself_is_noticed(example: ModuleType) -> None:
     assert example.repeats_itself(found)
 
 
-def test_what_is_recorded(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def way(example: ModuleType, scale: float, outputs: int, tokens: Sequence[int]) -> Any:
+    """A run whose median, mean and largest of each time differ, and from those of other runs."""
+    return example.Run(
+        first=[scale, 2 * scale, 9 * scale],
+        steps=[0.1 * scale, 0.2 * scale, 0.9 * scale],
+        captures=[10 * scale, 20 * scale, 90 * scale],
+        tokens=[[token] for token in tokens],
+        outputs=set(map(float, range(outputs))),
+    )
+
+
+def test_what_is_recorded(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from benchmarks import decode_graph as bench
 
-    each, _ = serve(example, capture_each=True)
-    once, _ = serve(example, capture_each=False, flipped=(3, 7))
-    unpatched, _ = serve(example, capture_each=False, flipped=(3, 7, 8, 9, 10))
+    each, once, unpatched = (
+        way(example, scale, outputs, tokens)
+        for scale, outputs, tokens in (
+            (1.0, 5, (0, 0, 0, 0, 0, 0)),
+            (2.0, 6, (0, 1, 0, 0, 1, 0)),
+            (4.0, 4, (1, 0, 1, 1, 0, 0)),
+        )
+    )
     runs, asked = {"runs": (each, once, unpatched)}, []
 
     def compare(*given: Any) -> tuple[Any, ...]:
@@ -202,22 +220,104 @@ def test_what_is_recorded(example: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bench, "binaries", lambda loaded, stack: ["0" * 64])
     loaded: Any = SimpleNamespace(kernels="these", via="sm90-cubin")
     found = bench.measure(loaded, "a stack")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "what was patched\n"
     ((stack, requests, steps, kernels),) = asked
     assert (stack, len(requests), steps, kernels) == ("a stack", 6, 64, "these")
     assert requests[0].shape == (2,)
     times = {name: value for name, value in found.items() if name.endswith("_us")}
     assert times == {
-        "ours_us": 11_000.0,
-        "opponent_us": 11_000.0,
-        "captured_each_us": 111_000.0,
-        "capture_us": 100_000.0,
-        "step_us": 1_000.0,
-        "opponent_step_us": 1_000.0,
+        "ours_us": 4_000.0,
+        "opponent_us": 8_000.0,
+        "captured_each_us": 2_000.0,
+        "capture_us": 20_000.0,
+        "step_us": 400.0,
+        "opponent_step_us": 800.0,
     }
-    assert (found["outputs"], found["flips"], found["opponent_flips"]) == (12, 2, 3)
+    assert (found["outputs"], found["flips"], found["opponent_flips"]) == (6, 2, 5)
     assert (found["via"], found["binaries"]) == ("sm90-cubin", ["0" * 64])
-    frozen, _ = serve(example, capture_each=False, frozen=True)
+    assert found["case"].endswith(" batch=2 dtype=bf16 requests=6 steps=64")
+    frozen = way(example, 1.0, 1, range(6))
     for place in range(3):
         runs["runs"] = (*(each, once, unpatched)[:place], frozen, *(once,) * (2 - place))
-        with pytest.raises(SonataError, match="1 outputs of 12 steps"):
+        with pytest.raises(SonataError, match="1 outputs of 6 steps"):
             bench.measure(loaded, "a stack")  # type: ignore[arg-type]
+
+
+def test_what_is_compared(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpatched and then patched by the given kernels, each from a stack that is as new."""
+    did: list[Any] = []
+
+    class Stack:
+        def reset(self) -> None:
+            did.append("reset")
+
+    class Worker:
+        def __init__(self, stack: object, batch: int) -> None:
+            did.append(("decoder", batch))
+
+        def warm_up(self) -> None:
+            did.append("warm up")
+
+    @contextlib.contextmanager
+    def patch(stack: object, kernels: object) -> Iterator[str]:
+        did.append(("patched by", kernels))
+        yield "what was patched"
+        did.append("undone")
+
+    def serve(decoder: object, requests: object, steps: int, *, capture_each: bool) -> str:
+        did.append("serve")
+        return f"{steps} steps, {capture_each}, {did.count('serve')}"
+
+    monkeypatch.setattr(example, "Decoder", Worker)
+    monkeypatch.setattr(example, "serve", serve)
+    monkeypatch.setattr(example, "loader", SimpleNamespace(patch=patch))
+    found = example.compare(Stack(), [torch.zeros(3)], 5, "these")
+    assert found == (
+        "what was patched",
+        "5 steps, True, 2",
+        "5 steps, False, 3",
+        "5 steps, False, 1",
+    )
+    fresh = ["reset", "warm up", "serve"]
+    patched = [("patched by", "these"), *fresh, "serve", "undone"]
+    assert did == [("decoder", 3), *fresh, *patched]
+
+
+def test_the_command(
+    example: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from benchmarks import decode_graph as bench
+
+    record = {
+        "via": "sm90-cubin",
+        "case": "op=some",
+        "outputs": 9,
+        "flips": 1,
+        "opponent_flips": 7,
+        "captured_each_us": 20_000.0,
+        "ours_us": 3_000.0,
+        "opponent_us": 4_000.0,
+        "capture_us": 17_000.0,
+        "step_us": 1_900.0,
+        "opponent_step_us": 2_200.0,
+    }
+    made, written = [], []
+    monkeypatch.setattr(bench.gpu, "load", lambda *given: [SimpleNamespace()])
+    monkeypatch.setattr(bench, "make", lambda *given: made.append(given))
+    monkeypatch.setattr(bench, "measure", lambda loaded, stack: record)
+    monkeypatch.setattr(bench.results, "write", lambda *given: written.append(given))
+    target = tmp_path / "out.json"
+    monkeypatch.setattr("sys.argv", ["decode_graph", str(tmp_path), "--json", str(target)])
+    bench.main()
+    assert made == [(2, 64)]
+    assert written == [(target, [record], tmp_path)]
+    line = capsys.readouterr().out
+    for part in (
+        "first token 20.00 ms captured for each, 3.00 ms captured once, 4.00 ms unpatched",
+        "a capture 17.00 ms; later steps 1900 us, 2200 us unpatched",
+        "9 outputs, 1 flips, 7 unpatched",
+    ):
+        assert part in line

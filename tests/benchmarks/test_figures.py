@@ -233,9 +233,17 @@ def test_launches_and_decode_steps_are_those_of_the_results(
         ours, theirs = record["ours_us"], record["opponent_us"]
         wanted = f"| {ours:.0f} us | {theirs:.0f} us | {theirs / ours:.2f}x | "
         assert f"| {record['via']} {wanted}" in patching.read_text()
+    assert "6 requests of 64 tokens" in patching.read_text()
     for record in records_of(tmp_path, "decode_graph"):
-        each, once, theirs = (
-            record[f"{name}_us"] / 1e3 for name in ("captured_each", "ours", "opponent")
+        each, once, theirs, capture, step, their_step = (
+            record[f"{name}_us"] / 1e3
+            for name in (
+                *("captured_each", "ours", "opponent"),
+                *("capture", "step", "opponent_step"),
+            )
         )
-        wanted = f"| {each:.1f} ms | {once:.2f} ms | {theirs:.2f} ms | "
+        wanted = (
+            f"| {each:.1f} ms | {once:.2f} ms | {theirs:.2f} ms | {capture:.1f} ms | {step:.2f} ms "
+            f"| {their_step:.2f} ms | {record['opponent_flips']} of 384 |"
+        )
         assert f"| {record['via']} {wanted}" in patching.read_text()

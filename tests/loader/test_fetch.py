@@ -129,7 +129,7 @@ def test_the_caller_has_kernels_brought_while_helpers_load_libraries(recorder, a
         import threading
         from sonata_aot.loader import _native
         main, plain, brought = threading.main_thread(), _native.load, threading.Event()
-        helped, bringing = [], []
+        helped, bringing, loaded, before = [], [], [], []
 
         class Library:
             def __init__(self, plain):
@@ -137,6 +137,7 @@ def test_the_caller_has_kernels_brought_while_helpers_load_libraries(recorder, a
 
             def kernel(self, *given):
                 bringing.append(threading.current_thread() is main)
+                before.append(len(loaded))
                 brought.set()
                 return self.plain.kernel(*given)
 
@@ -145,16 +146,18 @@ def test_the_caller_has_kernels_brought_while_helpers_load_libraries(recorder, a
                 # A helper's second library waits for the kernel of one before.
                 assert not helped or brought.wait(20)
                 helped.append(1)
+            loaded.append(1)
             return Library(plain(*given, **named))
 
         _native.load = load
         loader.load(ARTIFACTS, devices=[0])
-        say([len(helped), bringing])
+        say([len(helped), bringing, before[0]])
         """,
         env=HOPPER,
     )
-    helped, by_the_caller = outcome.value
+    helped, by_the_caller, before_the_first = outcome.value
     assert helped > 1
+    assert before_the_first < 10 < len(digests(manifest))
     assert by_the_caller == [True] * len(digests(manifest))
 
 
@@ -187,6 +190,56 @@ def test_a_helper_that_fails_when_the_caller_waits(recorder, artifacts, error):
         env=HOPPER,
     )
     assert outcome.value == ["here", 1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_helper_that_began_though_it_could_not_be_started(recorder, artifacts, manifest, fails):
+    """What interrupts a start, a handler of signals perhaps, may come when the thread is there."""
+    outcome = recorder.loader(
+        artifacts,
+        f"""
+        import threading
+        from sonata_aot.artifacts import store
+        from sonata_aot.loader import fetch
+        counted, begun, over = [], threading.Event(), threading.Event()
+        plain_read, plain_finish = fetch._Fetch._read, fetch._Fetch._finish
+
+        class Pool(fetch.ThreadPoolExecutor):
+            def submit(self, *given):
+                super().submit(*given)
+                if counted:
+                    assert begun.wait(20)
+                    raise RuntimeError("interrupted")
+                counted.append(1)
+
+        def read(self, file):
+            # The last file of all goes to a helper, and comes when the caller has finished.
+            if threading.current_thread() is not main and not begun.is_set():
+                begun.set()
+                assert over.wait(20)
+                if {fails}:
+                    raise MemoryError("here")
+            plain_read(self, file)
+
+        def finish(self, helpers):
+            if helpers:
+                helpers = 0  # as if the other one had ended
+            plain_finish(self, helpers)
+            over.set()
+
+        main = threading.main_thread()
+        fetch.ThreadPoolExecutor = Pool
+        fetch._Fetch._read, fetch._Fetch._finish = read, finish
+        try:
+            k = loader.load(ARTIFACTS, devices=[0])
+            tables = [k.table(name) for name in k]
+            say([loaded._kernel is not None for table in tables for loaded in table.all().values()])
+        except MemoryError as error:
+            say(str(error))
+        """,
+        env=HOPPER,
+    )
+    assert outcome.value == ("here" if fails else [True] * len(digests(manifest)))
 
 
 def test_loads_at_once_give_each_binary_to_the_driver_once(recorder, artifacts, manifest):
