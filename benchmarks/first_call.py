@@ -73,30 +73,26 @@ print(json.dumps({
 def run_child(artifacts: Path, arch: str, cache: str) -> dict[str, Any]:
     """One fresh process; `cache` is the driver's compilation cache."""
     script = f"FORBIDDEN = {FORBIDDEN!r}\n{_CHILD}"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(artifacts), arch],
-        env={**os.environ, "CUDA_CACHE_PATH": cache},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"the measured process failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+    return _answer("-c", script, artifacts, arch, env={**os.environ, "CUDA_CACHE_PATH": cache})
 
 
 def run_bare(artifacts: Path, arch: str) -> float:
     """Milliseconds of the driver's calls alone, in a fresh process."""
+    return _answer("-m", "benchmarks.bare_driver", artifacts, arch, cwd=results.ROOT)["driver_ms"]
+
+
+def _answer(*command: str | Path, **options: Any) -> dict[str, Any]:
+    """What a Python process prints, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.bare_driver", str(artifacts), arch],
-        cwd=results.ROOT,
+        [sys.executable, *map(str, command)],
         capture_output=True,
         text=True,
         check=False,
+        **options,
     )
     if done.returncode != 0:
-        raise SystemExit(f"the driver's calls failed:\n{done.stderr}")
-    return json.loads(done.stdout)["driver_ms"]
+        raise SystemExit(f"the measured process failed:\n{done.stderr}")
+    return json.loads(done.stdout)
 
 
 def measure(artifacts: Path, arch: str) -> list[dict[str, Any]]:

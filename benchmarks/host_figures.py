@@ -34,14 +34,16 @@ def launch_table(results: Results) -> list[str]:
 
 def first_call_table(results: Results) -> list[str]:
     """Milliseconds from nothing loaded to the first result, and what of it is the driver's."""
-    heads = ["code", "driver's cache", "import", "load", "first GEMV", "first scan"]
+    heads = [
+        *("code", "driver's cache", "import", "load", "first GEMV", "first scan"),
+        "load and both",
+    ]
     rows = []
     for record in results["records"]:
         cache = parts(record).get("cache", "not needed")
         times = [record[f"{name}_ms"] for name in ("import", "load", "first_gemv", "first_scan")]
         times.append(record["ours_us"] / 1e3)
         rows.append([record["via"], cache, *(f"{time:.1f} ms" for time in times)])
-    heads.append("load and both")
     alone = [record.get("driver_ms") for record in results["records"]]
     if any(alone):
         heads.append("the driver's calls for machine code alone")

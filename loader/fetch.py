@@ -54,8 +54,8 @@ class _Fetch:
         self._found: dict[int, tuple[int, Loaded]] = {}
         # What the driver has the library of, but not yet the kernel; None from a helper that ends.
         self._halfway: SimpleQueue[Loaded | None] = SimpleQueue()
-        self._failed = False
-        self._error: BaseException | None = None  # a helper's
+        # What ended a thread: nobody begins with another file then.
+        self._error: BaseException | None = None
         files: dict[str, _File] = {}
         place = 0
         for device, choice in choices.items():
@@ -79,8 +79,8 @@ class _Fetch:
                         pool.submit(contextvars.copy_context().run, self._help)
                         helpers += 1
                 self._finish(helpers)
-            except BaseException:
-                self._failed = True  # so that nobody begins with another file
+            except BaseException as error:
+                self._error = error
                 raise
         if self._error is not None:
             raise self._error
@@ -91,12 +91,11 @@ class _Fetch:
     def _help(self) -> None:
         try:
             for file in self._files:
-                if self._failed:
+                if self._error is not None:
                     break
                 self._read(file)
         except BaseException as error:
             self._error = error
-            self._failed = True  # so that the other threads stop, too
         finally:
             self._halfway.put(None)
 
@@ -115,7 +114,7 @@ class _Fetch:
 
     def _finish(self, helpers: int) -> None:
         """Resolve kernels as helpers load their libraries; read files as long as there are none."""
-        while not self._failed:
+        while self._error is None:
             try:
                 loaded = self._halfway.get_nowait()
             except Empty:
@@ -123,7 +122,7 @@ class _Fetch:
                 if file is not None:
                     self._read(file)
                     continue
-                if helpers < 1:  # or less, as above
+                if helpers < 1:  # below 0 where one has ended that was not counted
                     return
                 loaded = self._halfway.get()
             if loaded is None:

@@ -151,6 +151,12 @@ def manifest(artifacts: Path) -> dict[str, Any]:
     return json.loads((artifacts / "manifest.json").read_text())
 
 
+@pytest.fixture(scope="session")
+def digests(manifest: dict[str, Any]) -> set[str]:
+    """SHA-256 of the machine code for sm90."""
+    return {b["cubin"]["sha256"] for b in manifest["binaries"] if b["arch"] == "sm90"}
+
+
 Cases = Mapping[str, Sequence[str]]
 
 

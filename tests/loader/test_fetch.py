@@ -15,11 +15,7 @@ from sonata_aot.artifacts import Choice, open_artifacts
 HOPPER = {"SONATA_TEST_CUDA_CC": "9.0"}
 
 
-def digests(manifest) -> set[str]:
-    return {b["cubin"]["sha256"] for b in manifest["binaries"] if b["arch"] == "sm90"}
-
-
-def test_several_threads_give_binaries_to_the_driver(recorder, artifacts, manifest):
+def test_several_threads_give_binaries_to_the_driver(recorder, artifacts, manifest, digests):
     outcome = recorder.loader(
         artifacts,
         """
@@ -46,13 +42,13 @@ def test_several_threads_give_binaries_to_the_driver(recorder, artifacts, manife
     assert threads == 3
     assert left == 1
     assert binaries == sum(binary["arch"] == "sm90" for binary in manifest["binaries"])
-    assert {call["sha256"] for call in outcome.named("cuLibraryLoadData")} == digests(manifest)
+    assert {call["sha256"] for call in outcome.named("cuLibraryLoadData")} == digests
 
 
 @pytest.mark.parametrize("place", [0, 7, -1])
-def test_one_damaged_file_is_found_wherever_it_is(recorder, artifacts, manifest, tmp_path, place):
+def test_one_damaged_file_is_found_wherever_it_is(recorder, artifacts, digests, tmp_path, place):
     copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
-    digest = sorted(digests(manifest))[place]
+    digest = sorted(digests)[place]
     path = copy / "objects" / f"{digest}.cubin"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     outcome = recorder.loader(
@@ -95,7 +91,7 @@ def test_what_the_driver_refuses_is_named(recorder, artifacts, call):
     assert threads == 1
 
 
-def test_loads_at_once_give_each_binary_to_the_driver_once(recorder, artifacts, manifest):
+def test_loads_at_once_give_each_binary_to_the_driver_once(recorder, artifacts, digests):
     outcome = recorder.loader(
         artifacts,
         """
@@ -116,7 +112,7 @@ def test_loads_at_once_give_each_binary_to_the_driver_once(recorder, artifacts, 
     )
     assert len(set(outcome.value)) == 1
     calls = Counter(call["sha256"] for call in outcome.named("cuLibraryLoadData"))
-    assert calls == dict.fromkeys(digests(manifest), 1)
+    assert calls == dict.fromkeys(digests, 1)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -184,7 +180,9 @@ def test_a_fork_meanwhile_has_the_collection_of_cycles_as_before(recorder, artif
     assert outcome.value == [False, int(enabled), enabled]
 
 
-def test_a_missing_file_is_named_whatever_is_wrong_for_others(recorder, artifacts, tmp_path):
+def test_a_missing_file_is_named_whatever_is_wrong_for_others(
+    recorder, artifacts, digests, tmp_path
+):
     """Entries of other architectures are not looked at, nor when the manifest is read again."""
     copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
     content = json.loads((copy / "manifest.json").read_text())
@@ -194,7 +192,7 @@ def test_a_missing_file_is_named_whatever_is_wrong_for_others(recorder, artifact
     )
     digest = hashlib.sha256(above.encode()).hexdigest()
     (copy / "manifest.json").write_text(f'{above}"digest":"{digest}"\n}}\n')
-    missing = sorted(digests(content))[0]
+    missing = sorted(digests)[0]
     (copy / "objects" / f"{missing}.cubin").unlink()
     case = {"loader.load(ARTIFACTS, devices=[0])": ("IntegrityError", missing, "is missing")}
     recorder.refused(copy, case, env=HOPPER)

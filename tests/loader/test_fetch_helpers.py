@@ -13,12 +13,8 @@ from sonata_aot.artifacts.pack import PACK, pack_ptx
 HOPPER = {"SONATA_TEST_CUDA_CC": "9.0"}
 
 
-def digests(manifest) -> set[str]:
-    return {b["cubin"]["sha256"] for b in manifest["binaries"] if b["arch"] == "sm90"}
-
-
 @pytest.mark.parametrize("first_that_fails", [0, 1])
-def test_where_no_more_threads_may_be_had(recorder, artifacts, manifest, first_that_fails):
+def test_where_no_more_threads_may_be_had(recorder, artifacts, manifest, digests, first_that_fails):
     outcome = recorder.loader(
         artifacts,
         f"""
@@ -40,76 +36,78 @@ def test_where_no_more_threads_may_be_had(recorder, artifacts, manifest, first_t
     begun, binaries = outcome.value
     assert begun == first_that_fails + 1
     assert binaries == sum(binary["arch"] == "sm90" for binary in manifest["binaries"])
-    assert {call["sha256"] for call in outcome.named("cuLibraryLoadData")} == digests(manifest)
+    assert {call["sha256"] for call in outcome.named("cuLibraryLoadData")} == digests
 
 
-def test_the_caller_has_kernels_brought_while_helpers_load_libraries(recorder, artifacts, manifest):
+# The script's `bringing` is called before a kernel is brought to the device.
+LIBRARY = """
+import threading
+from sonata_aot.loader import _native
+main, plain = threading.main_thread(), _native.load
+
+class Library:
+    def __init__(self, *given, **named):
+        self.plain = plain(*given, **named)
+
+    def kernel(self, *given):
+        bringing()
+        return self.plain.kernel(*given)
+"""
+
+
+def test_the_caller_has_kernels_brought_while_helpers_load_libraries(recorder, artifacts, digests):
     outcome = recorder.loader(
         artifacts,
-        """
-        import threading
-        from sonata_aot.loader import _native
-        main, plain, brought = threading.main_thread(), _native.load, threading.Event()
-        helped, bringing = [], []
+        LIBRARY
+        + """
+brought, helped, by_the_caller = threading.Event(), [], []
 
-        class Library:
-            def __init__(self, plain):
-                self.plain = plain
+def bringing():
+    by_the_caller.append(threading.current_thread() is main)
+    brought.set()
 
-            def kernel(self, *given):
-                bringing.append(threading.current_thread() is main)
-                brought.set()
-                return self.plain.kernel(*given)
+def load(*given, **named):
+    if threading.current_thread() is not main:
+        # A helper's second library waits for the kernel of one before.
+        assert not helped or brought.wait(20)
+        helped.append(1)
+    return Library(*given, **named)
 
-        def load(*given, **named):
-            if threading.current_thread() is not main:
-                # A helper's second library waits for the kernel of one before.
-                assert not helped or brought.wait(20)
-                helped.append(1)
-            return Library(plain(*given, **named))
-
-        _native.load = load
-        loader.load(ARTIFACTS, devices=[0])
-        say([len(helped), bringing])
-        """,
+_native.load = load
+loader.load(ARTIFACTS, devices=[0])
+say([len(helped), by_the_caller])
+""",
         env=HOPPER,
     )
     helped, by_the_caller = outcome.value
     assert helped > 1
-    assert by_the_caller == [True] * len(digests(manifest))
+    assert by_the_caller == [True] * len(digests)
 
 
 def test_the_caller_brings_a_kernel_before_it_reads_another_file(recorder, artifacts):
     """So that what one thread at a time may do begins at once."""
     outcome = recorder.loader(
         artifacts,
-        """
-        import threading
-        from sonata_aot.loader import _native
-        main, plain, enough = threading.main_thread(), _native.load, threading.Event()
-        loaded, before = [], []
+        LIBRARY
+        + """
+enough, loaded, before = threading.Event(), [], []
 
-        class Library:
-            def __init__(self, plain):
-                self.plain = plain
+def bringing():
+    before.append(len(loaded))
+    if len(before) == 20:
+        enough.set()
 
-            def kernel(self, *given):
-                before.append(len(loaded))
-                if len(before) == 20:
-                    enough.set()
-                return self.plain.kernel(*given)
+def load(*given, **named):
+    if threading.current_thread() is main:
+        loaded.append(1)
+    else:
+        assert enough.wait(20)
+    return Library(*given, **named)
 
-        def load(*given, **named):
-            if threading.current_thread() is main:
-                loaded.append(1)
-            else:
-                assert enough.wait(20)
-            return Library(plain(*given, **named))
-
-        _native.load = load
-        loader.load(ARTIFACTS, devices=[0])
-        say(before[:20])
-        """,
+_native.load = load
+loader.load(ARTIFACTS, devices=[0])
+say(before[:20])
+""",
         env=HOPPER,
     )
     assert outcome.value == list(range(1, 21))
@@ -147,13 +145,12 @@ def test_a_helper_that_fails_when_the_caller_waits(recorder, artifacts, error):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_helper_that_began_though_it_could_not_be_started(recorder, artifacts, manifest, fails):
+def test_a_helper_that_began_though_it_could_not_be_started(recorder, artifacts, digests, fails):
     """What interrupts a start, a handler of signals perhaps, may come when the thread is there."""
     outcome = recorder.loader(
         artifacts,
         f"""
         import threading
-        from sonata_aot.artifacts import store
         from sonata_aot.loader import fetch
         counted, begun, over = [], threading.Event(), threading.Event()
         plain_read, plain_finish = fetch._Fetch._read, fetch._Fetch._finish
@@ -167,7 +164,7 @@ def test_a_helper_that_began_though_it_could_not_be_started(recorder, artifacts,
                 counted.append(1)
 
         def read(self, file):
-            # The last file of all goes to a helper, and comes when the caller has finished.
+            # A helper's first file comes when the caller has finished with all others.
             if threading.current_thread() is not main and not begun.is_set():
                 begun.set()
                 assert over.wait(20)
@@ -193,7 +190,7 @@ def test_a_helper_that_began_though_it_could_not_be_started(recorder, artifacts,
         """,
         env=HOPPER,
     )
-    assert outcome.value == ("here" if fails else [True] * len(digests(manifest)))
+    assert outcome.value == ("here" if fails else [True] * len(digests))
 
 
 # The caller takes files only when no helper does any more.
@@ -238,7 +235,7 @@ say([k.info()["untrusted"], k.info()["devices"][0]["form"]])
 
 
 @pytest.mark.parametrize("error", ["MemoryError", "KeyboardInterrupt"])
-def test_what_ends_a_helper_ends_load(recorder, artifacts, manifest, error):
+def test_what_ends_a_helper_ends_load(recorder, artifacts, error):
     """And the others begin with no other file."""
     outcome = recorder.loader(
         artifacts,
@@ -255,14 +252,14 @@ def load(*given, **named):
 
 class Failed(threading.Event):
     def __set__(self, fetching, value):
-        fetching.__dict__["_failed"] = value
+        fetching.__dict__["_error"] = value
         if value:
             self.set()
 
     def __get__(self, fetching, kind=None):
-        return fetching.__dict__["_failed"]
+        return fetching.__dict__["_error"]
 
-failed = fetch._Fetch._failed = Failed()
+failed = fetch._Fetch._error = Failed()
 _native.load = load
 try:
     loader.load(ARTIFACTS, devices=[0])
